@@ -1,0 +1,92 @@
+//! Loops over threads. Work is cut by its shape, never by the number of threads, so results do not depend on it.
+
+use rayon::prelude::*;
+
+/// Calls `f(task)` for every task.
+pub(crate) fn for_each(tasks: usize, f: impl Fn(usize) + Sync + Send) {
+    match tasks {
+        0 => {}
+        1 => f(0),
+        _ => (0..tasks).into_par_iter().with_max_len(1).for_each(f),
+    }
+}
+
+/// Below this many elements a loop is not worth waking another thread for.
+const SERIAL: usize = 1 << 14;
+
+/// Calls `f(chunk number, chunk)` for the chunks of `out`.
+pub(crate) fn chunks_mut<T: Send>(out: &mut [T], chunk: usize, f: impl Fn(usize, &mut [T]) + Sync + Send) {
+    if out.len() <= SERIAL {
+        out.chunks_mut(chunk.max(1)).enumerate().for_each(|(i, c)| f(i, c));
+    } else {
+        out.par_chunks_mut(chunk.max(1)).enumerate().for_each(|(i, c)| f(i, c));
+    }
+}
+
+/// Like [`chunks_mut`] over two slices cut alike.
+pub(crate) fn chunks2_mut<T: Send, U: Send>(
+    a: (&mut [T], usize),
+    b: (&mut [U], usize),
+    f: impl Fn(usize, &mut [T], &mut [U]) + Sync + Send,
+) {
+    let (a, a_chunk) = a;
+    let (b, b_chunk) = b;
+    if a.len().max(b.len()) <= SERIAL {
+        a.chunks_mut(a_chunk).zip(b.chunks_mut(b_chunk)).enumerate().for_each(|(i, (x, y))| f(i, x, y));
+    } else {
+        a.par_chunks_mut(a_chunk)
+            .zip(b.par_chunks_mut(b_chunk))
+            .enumerate()
+            .for_each(|(i, (x, y))| f(i, x, y));
+    }
+}
+
+/// out[j] (+)= the sum of the rows of `parts`, in their order.
+pub(crate) fn sum_rows(parts: &[f32], out: &mut [f32], accumulate: bool) {
+    let len = out.len();
+    const COLUMNS: usize = 4096;
+    chunks_mut(out, COLUMNS, |i, out| {
+        if !accumulate {
+            out.fill(0.0);
+        }
+        let start = i * COLUMNS;
+        for row in parts.chunks(len) {
+            for (o, x) in out.iter_mut().zip(&row[start..]) {
+                *o += x;
+            }
+        }
+    });
+}
+
+/// Rows that one task of [`column_sums`] adds up.
+const SUM_ROWS: usize = 1024;
+
+pub(crate) fn column_sums_scratch_len(rows: usize, cols: usize) -> usize {
+    rows.div_ceil(SUM_ROWS) * cols
+}
+
+/// out[j] (+)= sum over i of x[i][j].
+pub(crate) fn column_sums(x: &[f32], out: &mut [f32], accumulate: bool, scratch: &mut [f32]) {
+    let cols = out.len();
+    let scratch = &mut scratch[..column_sums_scratch_len(x.len() / cols, cols)];
+    let partial = |i: usize, part: &mut [f32]| {
+        part.fill(0.0);
+        let start = i * SUM_ROWS * cols;
+        add_rows(&x[start..x.len().min(start + SUM_ROWS * cols)], part);
+    };
+    match x.len() <= SERIAL {
+        true => scratch.chunks_mut(cols).enumerate().for_each(|(i, part)| partial(i, part)),
+        false => scratch.par_chunks_mut(cols).enumerate().for_each(|(i, part)| partial(i, part)),
+    }
+    sum_rows(scratch, out, accumulate);
+}
+
+super::multiversion! {
+    fn add_rows(x: &[f32], out: &mut [f32]) {
+        for row in x.chunks_exact(out.len()) {
+            for (o, v) in out.iter_mut().zip(row) {
+                *o += v;
+            }
+        }
+    }
+}

@@ -1,0 +1,49 @@
+use crate::{DType, Shape};
+
+/// Everything that can go wrong in the engine. Variants carry the values, so that a message names the op and both shapes.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Error {
+    #[error("{op}: shapes {lhs} and {rhs} do not fit: {rule}")]
+    ShapeMismatch { op: &'static str, lhs: Shape, rhs: Shape, rule: &'static str },
+
+    #[error("{op}: cannot take a tensor of shape {shape}: {rule}")]
+    BadShape { op: &'static str, shape: Shape, rule: &'static str },
+
+    #[error("{op}: expected {expected} values, got {got}")]
+    DTypeMismatch { op: &'static str, expected: DType, got: DType },
+
+    #[error("{op}: index {index} at position {position} is outside 0..{limit}")]
+    IndexOutOfRange { op: &'static str, index: i64, position: usize, limit: usize },
+
+    #[error("{op}: range {start}..{end} is outside 0..{limit}")]
+    RangeOutOfBounds { op: &'static str, start: usize, end: usize, limit: usize },
+
+    #[error("{op}: {name} is {value}, but must be {rule}")]
+    BadArgument { op: &'static str, name: &'static str, value: f64, rule: &'static str },
+
+    #[error("{what} is {value}: the computation has diverged (a smaller learning rate usually helps)")]
+    NotFinite { what: &'static str, value: f32 },
+
+    #[error("{op}: this tensor belongs to another or an earlier step; tensors live until their step ends")]
+    StaleTensor { op: &'static str },
+
+    #[error("`{name}` is in use by another step; finish that one first")]
+    InUse { name: String },
+
+    #[error("`{name}` holds {expected} values, but {got} were given")]
+    WrongLength { name: String, expected: usize, got: usize },
+
+    #[error("no parameter is called `{name}`")]
+    UnknownParameter { name: String },
+
+    #[error("the parameters of `{name}` are frozen and cannot be optimised")]
+    Frozen { name: String },
+
+    #[error("a tensor of {rank} dimensions was asked for; the engine knows up to {limit}")]
+    TooManyDimensions { rank: usize, limit: usize },
+
+    #[error("cannot start {threads} threads: {reason}")]
+    Threads { threads: usize, reason: String },
+}
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,251 @@
+//! Elementwise arithmetic and means: the glue between losses.
+
+use super::Backward;
+use crate::cpu;
+use crate::{DType, Error, Result, Tape, Tensor};
+
+pub(crate) struct Add {
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+}
+
+pub(crate) struct Mul {
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+}
+
+/// x * scale + shift
+pub(crate) struct Affine {
+    x: Tensor,
+    scale: f32,
+    out: Tensor,
+}
+
+/// sum (x * weight) / sum weight
+pub(crate) struct Mean {
+    x: Tensor,
+    weights: Option<Tensor>,
+    /// The sum of the weights.
+    total: Tensor,
+    out: Tensor,
+}
+
+const CHUNK: usize = 1 << 14;
+
+impl Tape {
+    /// a + b, same shapes.
+    pub fn add(&mut self, a: Tensor, b: Tensor) -> Result<Tensor> {
+        let out = self.elementwise("add", a, b, |a, b| a + b)?;
+        if self.needs_grad(out) {
+            self.record(Add { a, b, out });
+        }
+        Ok(out)
+    }
+
+    /// a * b elementwise, same shapes.
+    pub fn mul(&mut self, a: Tensor, b: Tensor) -> Result<Tensor> {
+        let out = self.elementwise("mul", a, b, |a, b| a * b)?;
+        if self.needs_grad(out) {
+            self.record(Mul { a, b, out });
+        }
+        Ok(out)
+    }
+
+    fn elementwise(
+        &mut self,
+        op: &'static str,
+        a: Tensor,
+        b: Tensor,
+        f: impl Fn(f32, f32) -> f32 + Sync + Send,
+    ) -> Result<Tensor> {
+        self.check_f32(op, &[a, b])?;
+        if a.shape() != b.shape() {
+            let rule = "both have the same shape";
+            return Err(Error::ShapeMismatch { op, lhs: a.shape(), rhs: b.shape(), rule });
+        }
+        let mut out = self.alloc(a.len(), DType::F32);
+        let (av, bv) = (self.f32(a), self.f32(b));
+        cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
+            let start = i * CHUNK;
+            for ((o, a), b) in out.iter_mut().zip(&av[start..]).zip(&bv[start..]) {
+                *o = f(*a, *b);
+            }
+        });
+        let needs_grad = self.any_needs_grad(&[a, b]);
+        Ok(self.push(out, a.shape(), DType::F32, needs_grad))
+    }
+
+    /// x * scale + shift
+    pub fn affine(&mut self, x: Tensor, scale: f32, shift: f32) -> Result<Tensor> {
+        self.check_f32("affine", &[x])?;
+        let mut out = self.alloc(x.len(), DType::F32);
+        let xv = self.f32(x);
+        cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
+            for (o, x) in out.iter_mut().zip(&xv[i * CHUNK..]) {
+                *o = x * scale + shift;
+            }
+        });
+        let needs_grad = self.needs_grad(x);
+        let out = self.push(out, x.shape(), DType::F32, needs_grad);
+        if needs_grad {
+            self.record(Affine { x, scale, out });
+        }
+        Ok(out)
+    }
+
+    /// The mean of all elements.
+    pub fn mean(&mut self, x: Tensor) -> Result<Tensor> {
+        self.mean_op(x, None)
+    }
+
+    /// sum(x * weights) / sum(weights), 0 when the weights sum to 0. No gradient flows into the weights.
+    pub fn weighted_mean(&mut self, x: Tensor, weights: Tensor) -> Result<Tensor> {
+        self.mean_op(x, Some(weights))
+    }
+
+    fn mean_op(&mut self, x: Tensor, weights: Option<Tensor>) -> Result<Tensor> {
+        const OP: &str = "mean";
+        self.check_f32(OP, &[x])?;
+        if x.len() == 0 {
+            return Err(Error::BadShape { op: OP, shape: x.shape(), rule: "there is at least one element" });
+        }
+        if let Some(weights) = weights {
+            self.check_f32(OP, &[weights])?;
+            if weights.shape() != x.shape() {
+                let rule = "the weights have the shape of x";
+                return Err(Error::ShapeMismatch { op: OP, lhs: x.shape(), rhs: weights.shape(), rule });
+            }
+        }
+        let xv = self.f32(x);
+        let (sum, total) = match weights.map(|w| self.f32(w)) {
+            None => (xv.iter().map(|&x| f64::from(x)).sum::<f64>(), x.len() as f64),
+            Some(w) => (
+                xv.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum::<f64>(),
+                w.iter().map(|&w| f64::from(w)).sum::<f64>(),
+            ),
+        };
+        let mut out = self.alloc(1, DType::F32);
+        out.f32_mut()[0] = if total == 0.0 { 0.0 } else { (sum / total) as f32 };
+        let mut total_block = self.alloc(1, DType::F32);
+        total_block.f32_mut()[0] = total as f32;
+        let needs_grad = self.needs_grad(x);
+        let total = self.push(total_block, [], DType::F32, false);
+        let out = self.push(out, [], DType::F32, needs_grad);
+        if needs_grad {
+            self.record(Mean { x, weights, total, out });
+        }
+        Ok(out)
+    }
+}
+
+impl Backward for Add {
+    fn backward(self, tape: &mut Tape) -> Result<()> {
+        let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
+        if let Some(mut grad) = tape.grad(self.a) {
+            let accumulate = grad.accumulate;
+            crate::tape::add_or_set(grad.slice(), dy.f32(), accumulate);
+            tape.put_grad(grad);
+        }
+        tape.hand_grad(self.b, dy);
+        Ok(())
+    }
+}
+
+impl Backward for Mul {
+    fn backward(self, tape: &mut Tape) -> Result<()> {
+        let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
+        for (input, other) in [(self.a, self.b), (self.b, self.a)] {
+            if let Some(mut grad) = tape.grad(input) {
+                let (other, accumulate) = (tape.f32(other), grad.accumulate);
+                for ((g, dy), o) in grad.slice().iter_mut().zip(dy.f32()).zip(other) {
+                    *g = if accumulate { *g + dy * o } else { dy * o };
+                }
+                tape.put_grad(grad);
+            }
+        }
+        tape.give_back(dy);
+        Ok(())
+    }
+}
+
+impl Backward for Affine {
+    fn backward(self, tape: &mut Tape) -> Result<()> {
+        let Some(mut dy) = tape.take_grad(self.out) else { return Ok(()) };
+        cpu::chunks_mut(dy.f32_mut(), CHUNK, |_, dy| dy.iter_mut().for_each(|d| *d *= self.scale));
+        tape.hand_grad(self.x, dy);
+        Ok(())
+    }
+}
+
+impl Backward for Mean {
+    fn backward(self, tape: &mut Tape) -> Result<()> {
+        let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
+        let total = tape.f32(self.total)[0];
+        let share = if total == 0.0 { 0.0 } else { dy.f32()[0] / total };
+        tape.give_back(dy);
+        if let Some(mut grad) = tape.grad(self.x) {
+            let (weights, accumulate) = (self.weights.map(|w| tape.f32(w)), grad.accumulate);
+            for (i, g) in grad.slice().iter_mut().enumerate() {
+                let value = share * weights.map_or(1.0, |w| w[i]);
+                *g = if accumulate { *g + value } else { value };
+            }
+            tape.put_grad(grad);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{check_gradients, constant, gradients as gradients_of, on_tape, values};
+
+    #[test]
+    fn gradients() {
+        check_gradients(&[&[2, 3], &[2, 3]], |tape, x| tape.add(x[0], x[1]));
+        check_gradients(&[&[5]], |tape, x| tape.add(x[0], x[0]));
+        check_gradients(&[&[2, 3], &[2, 3]], |tape, x| tape.mul(x[0], x[1]));
+        check_gradients(&[&[5]], |tape, x| tape.mul(x[0], x[0]));
+        check_gradients(&[&[20_000]], |tape, x| tape.affine(x[0], -2.5, 1.0));
+        check_gradients(&[&[7]], |tape, x| tape.mean(x[0]));
+        check_gradients(&[&[3, 2]], |tape, x| {
+            let weights = constant(tape, &[0.0, 1.0, 2.0, 0.5, 0.0, 1.0], [3, 2]);
+            tape.weighted_mean(x[0], weights)
+        });
+        // A chain in which one tensor is used three times.
+        check_gradients(&[&[4]], |tape, x| {
+            let y = tape.mul(x[0], x[0])?;
+            let z = tape.mul(y, x[0])?;
+            tape.add(z, y)
+        });
+    }
+
+    #[test]
+    fn gradients_stop_at_detach() -> Result<()> {
+        let dx = gradients_of(&[&[3]], &[1.0; 3], |tape, x| {
+            let constant = tape.detach(x[0])?;
+            tape.mul(x[0], constant)
+        })?;
+        assert_eq!(dx[0], values(3, 0));
+        Ok(())
+    }
+
+    #[test]
+    fn nothing_is_broadcast() {
+        let error = on_tape(&[&[2, 3], &[3]], |tape, x| tape.add(x[0], x[1])).unwrap_err();
+        assert_eq!(error.to_string(), "add: shapes [2, 3] and [3] do not fit: both have the same shape");
+        assert!(on_tape(&[&[2, 3], &[1]], |tape, x| tape.mul(x[0], x[1])).is_err());
+    }
+
+    #[test]
+    fn weights_that_sum_to_zero_give_zero() -> Result<()> {
+        let out = on_tape(&[&[3]], |tape, x| {
+            let weights = tape.affine(x[0], 0.0, 0.0)?;
+            tape.weighted_mean(x[0], weights)
+        })?;
+        assert_eq!(out, vec![0.0]);
+        Ok(())
+    }
+}

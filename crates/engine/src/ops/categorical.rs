@@ -1,0 +1,249 @@
+use super::Backward;
+use crate::cpu::{math, multiversion};
+use crate::rng::open_unit;
+use crate::{DType, Error, Result, Tape, Tensor};
+
+/// Log-probability of given choices.
+pub(crate) struct LogProb {
+    logits: Tensor,
+    choices: Tensor,
+    /// softmax(logits)
+    probabilities: Tensor,
+    out: Tensor,
+}
+
+/// Entropy of the distribution.
+pub(crate) struct Entropy {
+    logits: Tensor,
+    probabilities: Tensor,
+    out: Tensor,
+}
+
+impl Tape {
+    /// log softmax(logits)[choice]: logits [.., A], choices [..] -> [..]
+    pub fn log_prob(&mut self, logits: Tensor, choices: Tensor) -> Result<Tensor> {
+        const OP: &str = "log-probability";
+        self.check_f32(OP, &[logits])?;
+        self.check(OP, choices, DType::I32)?;
+        if logits.shape().rank() == 0 || choices.shape() != logits.shape().without_last() {
+            let rule = "logits are [.., A] and choices [..]";
+            return Err(Error::ShapeMismatch { op: OP, lhs: logits.shape(), rhs: choices.shape(), rule });
+        }
+        let actions = logits.shape().last();
+        super::embedding::check_indices(OP, self.i32(choices), actions)?;
+        let probabilities = self.probabilities(logits);
+        let mut out = self.alloc(choices.len(), DType::F32);
+        let (p, choices_v) = (self.f32(probabilities), self.i32(choices));
+        let logits_v = self.f32(logits);
+        for (i, out) in out.f32_mut().iter_mut().enumerate() {
+            // From the logits, not from log(p): exact also for choices of vanishing probability.
+            let line = &logits_v[i * actions..(i + 1) * actions];
+            let choice = choices_v[i] as usize;
+            let best = argmax(line);
+            *out = (line[choice] - line[best]) + p[i * actions + best].ln();
+        }
+        let needs_grad = self.needs_grad(logits);
+        let out = self.push(out, choices.shape(), DType::F32, needs_grad);
+        if needs_grad {
+            self.record(LogProb { logits, choices, probabilities, out });
+        }
+        Ok(out)
+    }
+
+    /// - sum p log p: logits [.., A] -> [..]
+    pub fn entropy(&mut self, logits: Tensor) -> Result<Tensor> {
+        const OP: &str = "entropy";
+        self.check_f32(OP, &[logits])?;
+        let probabilities = self.probabilities(logits);
+        let (rows, actions) = (logits.shape().rows(), logits.shape().last());
+        let mut out = self.alloc(rows, DType::F32);
+        let p = self.f32(probabilities);
+        for (out, line) in out.f32_mut().iter_mut().zip(p.chunks_exact(actions)) {
+            *out = -line.iter().map(|&p| p * log_or_zero(p)).sum::<f32>();
+        }
+        let needs_grad = self.needs_grad(logits);
+        let out = self.push(out, logits.shape().without_last(), DType::F32, needs_grad);
+        if needs_grad {
+            self.record(Entropy { logits, probabilities, out });
+        }
+        Ok(out)
+    }
+
+    /// One draw per row from softmax(logits / temperature): logits [.., A] -> i32 [..]. Temperature 0 takes the largest.
+    pub fn sample(&mut self, logits: Tensor, temperature: f32) -> Result<Tensor> {
+        const OP: &str = "sample";
+        self.check_f32(OP, &[logits])?;
+        if !(temperature >= 0.0 && temperature.is_finite()) {
+            let value = f64::from(temperature);
+            return Err(Error::BadArgument { op: OP, name: "temperature", value, rule: "0 or more" });
+        }
+        let site = self.next_site();
+        let (rows, actions) = (logits.shape().rows(), logits.shape().last());
+        let mut out = self.alloc(rows, DType::I32);
+        let mut bits = self.alloc(rows * actions, DType::I32);
+        let mut noisy = self.scratch(actions);
+        site.fill(0, bits.all_mut::<u32>());
+        let logits_v = self.f32(logits);
+        for (i, out) in out.all_mut::<i32>().iter_mut().enumerate() {
+            let range = i * actions..(i + 1) * actions;
+            add_gumbel(&logits_v[range.clone()], &bits.all::<u32>()[range], temperature, noisy.f32_mut());
+            *out = argmax(noisy.f32()) as i32;
+        }
+        self.give_back(bits);
+        self.give_back(noisy);
+        Ok(self.push(out, logits.shape().without_last(), DType::I32, false))
+    }
+
+    fn probabilities(&mut self, logits: Tensor) -> Tensor {
+        let mut block = self.alloc(logits.len(), DType::F32);
+        block.f32_mut().copy_from_slice(self.f32(logits));
+        for line in block.f32_mut().chunks_exact_mut(logits.shape().last().max(1)) {
+            super::attention::softmax(line, 1.0);
+        }
+        self.push(block, logits.shape(), DType::F32, false)
+    }
+}
+
+fn log_or_zero(p: f32) -> f32 {
+    if p > 0.0 { p.ln() } else { 0.0 }
+}
+
+/// The first of the largest.
+fn argmax(x: &[f32]) -> usize {
+    let mut best = 0;
+    for (i, v) in x.iter().enumerate() {
+        if *v > x[best] {
+            best = i;
+        }
+    }
+    best
+}
+
+multiversion! {
+    /// The largest of logit / temperature + Gumbel noise is a draw from the softmax; scaled by the temperature, so that 0 is allowed.
+    fn add_gumbel(logits: &[f32], bits: &[u32], temperature: f32, out: &mut [f32]) {
+        for ((o, l), b) in out.iter_mut().zip(logits).zip(bits) {
+            *o = l - temperature * math::ln(-math::ln(open_unit(*b)));
+        }
+    }
+}
+
+impl Backward for LogProb {
+    fn backward(self, tape: &mut Tape) -> Result<()> {
+        let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
+        let actions = self.logits.shape().last();
+        if let Some(mut grad) = tape.grad(self.logits) {
+            let accumulate = grad.accumulate;
+            let (p, choices) = (tape.f32(self.probabilities), tape.i32(self.choices));
+            for (i, d) in grad.slice().iter_mut().enumerate() {
+                let row = i / actions;
+                let hit = if choices[row] as usize == i % actions { 1.0 } else { 0.0 };
+                let value = dy.f32()[row] * (hit - p[i]);
+                *d = if accumulate { *d + value } else { value };
+            }
+            tape.put_grad(grad);
+        }
+        tape.give_back(dy);
+        Ok(())
+    }
+}
+
+impl Backward for Entropy {
+    fn backward(self, tape: &mut Tape) -> Result<()> {
+        let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
+        let actions = self.logits.shape().last();
+        if let Some(mut grad) = tape.grad(self.logits) {
+            let accumulate = grad.accumulate;
+            let (p, entropy) = (tape.f32(self.probabilities), tape.f32(self.out));
+            for (i, d) in grad.slice().iter_mut().enumerate() {
+                let row = i / actions;
+                let value = -dy.f32()[row] * p[i] * (log_or_zero(p[i]) + entropy[row]);
+                *d = if accumulate { *d + value } else { value };
+            }
+            tape.put_grad(grad);
+        }
+        tape.give_back(dy);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{check_gradients, integers, values};
+    use crate::{Device, Key, Stepper};
+
+    #[test]
+    fn gradients() {
+        for (rows, actions) in [(1, 1), (3, 5), (7, 18)] {
+            check_gradients(&[&[rows, actions]], |tape, x| {
+                let choices: Vec<i32> = (0..rows).map(|i| (i * 7 % actions) as i32).collect();
+                let choices = integers(tape, &choices);
+                tape.log_prob(x[0], choices)
+            });
+            check_gradients(&[&[rows, actions]], |tape, x| tape.entropy(x[0]));
+        }
+    }
+
+    #[test]
+    fn log_probabilities_of_unlikely_choices_are_exact() -> Result<()> {
+        let device = Device::cpu(Some(1))?;
+        let logits = device.buffer::<f32>("logits", [1, 3]);
+        logits.write(&[0.0f32, -300.0, 1.0])?;
+        Stepper::new(&device, Key::new(0, 0)).run(|tape| {
+            let logits = tape.buffer(&logits)?;
+            let choice = integers(tape, &[1]);
+            let got = tape.log_prob(logits, choice)?;
+            let expected = -300.0 - (1.0f64.exp() + 1.0).ln();
+            assert!((f64::from(tape.read::<f32>(got)?[0]) - expected).abs() < 1e-4);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn draws_follow_the_softmax_at_any_temperature() -> Result<()> {
+        let device = Device::cpu(Some(2))?;
+        let rows = 20_000;
+        let logits = [0.3f32, -1.0, 1.2, 0.0];
+        let buffer = device.buffer::<f32>("logits", [rows, 4]);
+        buffer.write(&logits.repeat(rows))?;
+        let mut stepper = Stepper::new(&device, Key::new(5, 0));
+        for temperature in [1.0, 0.5, 2.0, 0.0] {
+            let draws: Vec<i32> = stepper.run(|tape| {
+                let logits = tape.buffer(&buffer)?;
+                let draws = tape.sample(logits, temperature)?;
+                tape.read(draws)
+            })?;
+            for action in 0..4 {
+                let share = draws.iter().filter(|&&d| d == action as i32).count() as f32 / rows as f32;
+                let expected = match temperature {
+                    0.0 => [0.0, 0.0, 1.0, 0.0][action],
+                    t => (logits[action] / t).exp() / logits.iter().map(|l| (l / t).exp()).sum::<f32>(),
+                };
+                assert!(
+                    (share - expected).abs() < 0.015,
+                    "at {temperature}, {action}: {share} for {expected}"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn bad_choices_and_temperatures_are_errors() -> Result<()> {
+        let device = Device::cpu(Some(1))?;
+        let buffer = device.buffer::<f32>("logits", [2, 3]);
+        buffer.write(&values(6, 0))?;
+        Stepper::new(&device, Key::new(0, 0)).run(|tape| {
+            let logits = tape.buffer(&buffer)?;
+            let choices = integers(tape, &[1, 3]);
+            assert_eq!(
+                tape.log_prob(logits, choices).unwrap_err().to_string(),
+                "log-probability: index 3 at position 1 is outside 0..3"
+            );
+            assert!(matches!(tape.sample(logits, -1.0), Err(Error::BadArgument { .. })));
+            assert!(matches!(tape.sample(logits, f32::NAN), Err(Error::BadArgument { .. })));
+            Ok(())
+        })
+    }
+}

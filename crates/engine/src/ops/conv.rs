@@ -1,0 +1,239 @@
+use super::{Backward, linear};
+use crate::cpu::{
+    self, ConvShape, Epilogue, column_sums, column_sums_scratch_len, conv_forward, conv_input_gradient,
+    conv_scratch_len, conv_weight_gradient, conv_weight_scratch_len,
+};
+use crate::{DType, Error, Result, Tape, Tensor};
+
+/// The two 3x3 convolutions there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stride {
+    /// Stride 1, padded by one pixel on every side: the size stays.
+    One,
+    /// Stride 2, padded by one pixel at the right and bottom only: the size is halved.
+    Two,
+}
+
+pub(crate) struct Conv {
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    residual: Option<Tensor>,
+    relu: bool,
+    stride: Stride,
+    out: Tensor,
+}
+
+const OP: &str = "conv3x3";
+
+impl Tape {
+    /// x [B, H, W, I], weight [O, 3, 3, I], bias [O] -> [B, H', W', O]
+    pub fn conv3x3(&mut self, x: Tensor, weight: Tensor, bias: Tensor, stride: Stride) -> Result<Tensor> {
+        self.conv_op(x, weight, bias, stride, None, false)
+    }
+
+    /// relu(conv3x3(x)), stride 1.
+    pub fn conv3x3_relu(&mut self, x: Tensor, weight: Tensor, bias: Tensor) -> Result<Tensor> {
+        self.conv_op(x, weight, bias, Stride::One, None, true)
+    }
+
+    /// conv3x3(x) + residual, stride 1.
+    pub fn conv3x3_residual(
+        &mut self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        residual: Tensor,
+    ) -> Result<Tensor> {
+        self.conv_op(x, weight, bias, Stride::One, Some(residual), false)
+    }
+
+    fn conv_op(
+        &mut self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        stride: Stride,
+        residual: Option<Tensor>,
+        relu: bool,
+    ) -> Result<Tensor> {
+        self.check_f32(OP, &[x, weight, bias])?;
+        let shape = conv_shape(x, weight, stride)?;
+        if bias.dims() != [shape.outputs] {
+            let rule = "the bias is [O] for a weight [O, 3, 3, I]";
+            return Err(Error::ShapeMismatch { op: OP, lhs: weight.shape(), rhs: bias.shape(), rule });
+        }
+        let result = [shape.batch, shape.out_height(), shape.out_width(), shape.outputs];
+        if let Some(residual) = residual {
+            self.check_f32(OP, &[residual])?;
+            if residual.dims() != result {
+                let rule = "the residual has the result's shape";
+                return Err(Error::ShapeMismatch { op: OP, lhs: result.into(), rhs: residual.shape(), rule });
+            }
+        }
+        let mut out = self.alloc(result.iter().product(), DType::F32);
+        let mut scratch = self.scratch(conv_scratch_len(&shape));
+        let epilogue = Epilogue { residual: residual.map(|r| self.f32(r)), relu };
+        let (xv, wv, bv) = (self.f32(x), self.f32(weight), self.f32(bias));
+        conv_forward(&shape, xv, wv, Some(bv), epilogue, out.f32_mut(), scratch.f32_mut());
+        self.give_back(scratch);
+        let needs_grad =
+            self.any_needs_grad(&[x, weight, bias]) || residual.is_some_and(|r| self.needs_grad(r));
+        let out = self.push(out, result, DType::F32, needs_grad);
+        if needs_grad {
+            self.record(Conv { x, weight, bias, residual, relu, stride, out });
+        }
+        Ok(out)
+    }
+}
+
+fn conv_shape(x: Tensor, weight: Tensor, stride: Stride) -> Result<ConvShape> {
+    let mismatch = |rule| Error::ShapeMismatch { op: OP, lhs: x.shape(), rhs: weight.shape(), rule };
+    let (&[batch, height, width, inputs], &[outputs, 3, 3, weight_inputs]) = (x.dims(), weight.dims()) else {
+        return Err(mismatch("x is [B, H, W, I] and the weight [O, 3, 3, I]"));
+    };
+    if inputs != weight_inputs {
+        return Err(mismatch("x is [B, H, W, I] and the weight [O, 3, 3, I]"));
+    }
+    let stride = match stride {
+        Stride::One => 1,
+        Stride::Two if height % 2 == 1 || width % 2 == 1 => {
+            return Err(mismatch("stride 2 halves an even height and width"));
+        }
+        Stride::Two => 2,
+    };
+    Ok(ConvShape { batch, height, width, inputs, outputs, stride })
+}
+
+impl Backward for Conv {
+    fn backward(self, tape: &mut Tape) -> Result<()> {
+        let Some(mut dy) = tape.take_grad(self.out) else { return Ok(()) };
+        let shape = conv_shape(self.x, self.weight, self.stride)?;
+        if self.relu {
+            const CHUNK: usize = 1 << 14;
+            let y = tape.f32(self.out);
+            cpu::chunks_mut(dy.f32_mut(), CHUNK, |i, dy| linear::relu_gradient(&y[i * CHUNK..], dy));
+        }
+        let room = conv_scratch_len(&shape)
+            .max(conv_weight_scratch_len(&shape))
+            .max(column_sums_scratch_len(self.out.shape().rows(), shape.outputs));
+        let mut scratch = tape.scratch(room);
+        if let Some(mut dx) = tape.grad(self.x) {
+            let accumulate = dx.accumulate;
+            let w = tape.f32(self.weight);
+            conv_input_gradient(&shape, dy.f32(), w, dx.slice(), accumulate, scratch.f32_mut());
+            tape.put_grad(dx);
+        }
+        if let Some(mut dw) = tape.grad(self.weight) {
+            let accumulate = dw.accumulate;
+            let x = tape.f32(self.x);
+            conv_weight_gradient(&shape, x, dy.f32(), dw.slice(), accumulate, scratch.f32_mut());
+            tape.put_grad(dw);
+        }
+        if let Some(mut db) = tape.grad(self.bias) {
+            let accumulate = db.accumulate;
+            column_sums(dy.f32(), db.slice(), accumulate, scratch.f32_mut());
+            tape.put_grad(db);
+        }
+        tape.give_back(scratch);
+        match self.residual {
+            Some(residual) => tape.hand_grad(residual, dy),
+            None => tape.give_back(dy),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{check_gradients, on_tape, spread, values};
+
+    #[test]
+    fn gradients() {
+        let shapes = [
+            (1, 1, 1, 1, 1),
+            (1, 4, 4, 3, 5),
+            (2, 5, 7, 3, 2),
+            (2, 8, 6, 20, 17),
+            (18, 3, 2, 4, 3),
+            (1, 6, 6, 66, 65),
+        ];
+        for (batch, height, width, inputs, outputs) in shapes {
+            let dims: [&[usize]; 3] = [&[batch, height, width, inputs], &[outputs, 3, 3, inputs], &[outputs]];
+            check_gradients(&dims, |tape, x| tape.conv3x3(x[0], x[1], x[2], Stride::One));
+            check_gradients(&dims, |tape, x| {
+                let bias = spread(tape, x[2])?;
+                tape.conv3x3_relu(x[0], x[1], bias)
+            });
+            if height % 2 == 0 && width % 2 == 0 {
+                check_gradients(&dims, |tape, x| tape.conv3x3(x[0], x[1], x[2], Stride::Two));
+            }
+        }
+        check_gradients(&[&[2, 4, 4, 3], &[5, 3, 3, 3], &[5], &[2, 4, 4, 5]], |tape, x| {
+            tape.conv3x3_residual(x[0], x[1], x[2], x[3])
+        });
+        // An input used twice: as the convolution's and as the residual.
+        check_gradients(&[&[2, 4, 4, 3], &[3, 3, 3, 3], &[3]], |tape, x| {
+            tape.conv3x3_residual(x[0], x[1], x[2], x[0])
+        });
+        // Weights large enough to be summed over all images at once.
+        check_gradients(&[&[2, 2, 2, 150], &[100, 3, 3, 150], &[100]], |tape, x| {
+            tape.conv3x3(x[0], x[1], x[2], Stride::One)
+        });
+    }
+
+    /// Against the definition, for both paddings.
+    #[test]
+    fn values_match_the_definition() {
+        for (stride, step, pad) in [(Stride::One, 1, 1), (Stride::Two, 2, 0)] {
+            let (batch, height, width, inputs, outputs) = (2, 6, 8, 5, 7);
+            let x = values(batch * height * width * inputs, 0);
+            let w = values(outputs * 9 * inputs, 1);
+            let b = values(outputs, 2);
+            let out = on_tape(
+                &[&[batch, height, width, inputs], &[outputs, 3, 3, inputs], &[outputs]],
+                |tape, x| tape.conv3x3(x[0], x[1], x[2], stride),
+            )
+            .unwrap();
+            let (out_height, out_width) = (height / step, width / step);
+            for (at, got) in out.iter().enumerate() {
+                let (o, ox, oy, image) = (
+                    at % outputs,
+                    at / outputs % out_width,
+                    at / outputs / out_width % out_height,
+                    at / outputs / out_width / out_height,
+                );
+                let mut sum = b[o];
+                for ky in 0..3 {
+                    for kx in 0..3 {
+                        let (y, x_) = (oy * step + ky, ox * step + kx);
+                        if y < pad || x_ < pad || y - pad >= height || x_ - pad >= width {
+                            continue;
+                        }
+                        for i in 0..inputs {
+                            sum += x[((image * height + y - pad) * width + x_ - pad) * inputs + i]
+                                * w[((o * 3 + ky) * 3 + kx) * inputs + i];
+                        }
+                    }
+                }
+                assert!((got - sum).abs() < 1e-4, "{stride:?} at {at}: {got} against {sum}");
+            }
+        }
+    }
+
+    #[test]
+    fn wrong_shapes_are_named() {
+        let error = on_tape(&[&[1, 4, 4, 3], &[5, 3, 3, 2], &[5]], |tape, x| {
+            tape.conv3x3(x[0], x[1], x[2], Stride::One)
+        });
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "conv3x3: shapes [1, 4, 4, 3] and [5, 3, 3, 2] do not fit: x is [B, H, W, I] and the weight [O, 3, 3, I]"
+        );
+        let odd = on_tape(&[&[1, 5, 4, 3], &[5, 3, 3, 3], &[5]], |tape, x| {
+            tape.conv3x3(x[0], x[1], x[2], Stride::Two)
+        });
+        assert!(odd.unwrap_err().to_string().contains("stride 2 halves an even height"));
+    }
+}

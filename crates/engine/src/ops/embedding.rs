@@ -1,0 +1,166 @@
+use super::Backward;
+use crate::tape::add_or_set;
+use crate::{DType, Error, Result, Tape, Tensor};
+
+/// Rows of a table.
+pub(crate) struct Embedding {
+    table: Tensor,
+    indices: Tensor,
+    out: Tensor,
+}
+
+/// Rows of a position table added along time.
+pub(crate) struct AddPositions {
+    x: Tensor,
+    table: Tensor,
+    start: usize,
+    out: Tensor,
+}
+
+pub(super) fn check_indices(op: &'static str, indices: &[i32], limit: usize) -> Result<()> {
+    match indices.iter().position(|&i| i < 0 || i as usize >= limit) {
+        None => Ok(()),
+        Some(position) => {
+            Err(Error::IndexOutOfRange { op, index: i64::from(indices[position]), position, limit })
+        }
+    }
+}
+
+impl Tape {
+    /// table[index]: table [V, D], indices i32 [..] -> [.., D]
+    pub fn embedding(&mut self, table: Tensor, indices: Tensor) -> Result<Tensor> {
+        const OP: &str = "embedding";
+        self.check_f32(OP, &[table])?;
+        self.check(OP, indices, DType::I32)?;
+        let &[rows, width] = table.dims() else {
+            return Err(Error::BadShape { op: OP, shape: table.shape(), rule: "a table is [V, D]" });
+        };
+        check_indices(OP, self.i32(indices), rows)?;
+        let shape = indices.shape().appended(width)?;
+        let mut out = self.alloc(shape.len(), DType::F32);
+        let (table_v, indices_v) = (self.f32(table), self.i32(indices));
+        for (out, &index) in out.f32_mut().chunks_exact_mut(width).zip(indices_v) {
+            out.copy_from_slice(&table_v[index as usize * width..][..width]);
+        }
+        let needs_grad = self.needs_grad(table);
+        let out = self.push(out, shape, DType::F32, needs_grad);
+        if needs_grad {
+            self.record(Embedding { table, indices, out });
+        }
+        Ok(out)
+    }
+
+    /// x[b, t] + table[start + t]: x [B, T, D], table [P, D] -> [B, T, D]
+    pub fn add_positions(&mut self, x: Tensor, table: Tensor, start: usize) -> Result<Tensor> {
+        const OP: &str = "position embedding";
+        self.check_f32(OP, &[x, table])?;
+        let (&[_, time, width], &[limit, table_width]) = (x.dims(), table.dims()) else {
+            let rule = "x is [B, T, D] and the table [P, D]";
+            return Err(Error::ShapeMismatch { op: OP, lhs: x.shape(), rhs: table.shape(), rule });
+        };
+        if width != table_width {
+            let rule = "x is [B, T, D] and the table [P, D]";
+            return Err(Error::ShapeMismatch { op: OP, lhs: x.shape(), rhs: table.shape(), rule });
+        }
+        if start + time > limit {
+            return Err(Error::RangeOutOfBounds { op: OP, start, end: start + time, limit });
+        }
+        let mut out = self.alloc(x.len(), DType::F32);
+        out.f32_mut().copy_from_slice(self.f32(x));
+        let positions = &self.f32(table)[start * width..(start + time) * width];
+        for line in out.f32_mut().chunks_exact_mut((time * width).max(1)) {
+            line.iter_mut().zip(positions).for_each(|(o, p)| *o += p);
+        }
+        let needs_grad = self.any_needs_grad(&[x, table]);
+        let out = self.push(out, x.shape(), DType::F32, needs_grad);
+        if needs_grad {
+            self.record(AddPositions { x, table, start, out });
+        }
+        Ok(out)
+    }
+}
+
+impl Backward for Embedding {
+    fn backward(self, tape: &mut Tape) -> Result<()> {
+        let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
+        let width = self.table.shape().last();
+        if let Some(mut grad) = tape.grad(self.table) {
+            let accumulate = grad.accumulate;
+            let indices = tape.i32(self.indices);
+            let table = grad.slice();
+            if !accumulate {
+                table.fill(0.0);
+            }
+            // In order: an index may occur many times.
+            for (dy, &index) in dy.f32().chunks_exact(width).zip(indices) {
+                let row = &mut table[index as usize * width..][..width];
+                row.iter_mut().zip(dy).for_each(|(r, d)| *r += d);
+            }
+            tape.put_grad(grad);
+        }
+        tape.give_back(dy);
+        Ok(())
+    }
+}
+
+impl Backward for AddPositions {
+    fn backward(self, tape: &mut Tape) -> Result<()> {
+        let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
+        let (time, width) = (self.x.dims()[1], self.x.dims()[2]);
+        if let Some(mut grad) = tape.grad(self.table) {
+            let accumulate = grad.accumulate;
+            let table = grad.slice();
+            if !accumulate {
+                table.fill(0.0);
+            }
+            let rows = &mut table[self.start * width..(self.start + time) * width];
+            for line in dy.f32().chunks_exact((time * width).max(1)) {
+                add_or_set(rows, line, true);
+            }
+            tape.put_grad(grad);
+        }
+        tape.hand_grad(self.x, dy);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{check_gradients, integers, on_tape, values};
+
+    #[test]
+    fn gradients() {
+        check_gradients(&[&[4, 3]], |tape, x| {
+            let at = integers(tape, &[2, 0, 2, 3, 2]);
+            tape.embedding(x[0], at)
+        });
+        check_gradients(&[&[2, 3, 5], &[7, 5]], |tape, x| tape.add_positions(x[0], x[1], 2));
+        check_gradients(&[&[1, 1, 1], &[1, 1]], |tape, x| tape.add_positions(x[0], x[1], 0));
+    }
+
+    #[test]
+    fn looks_rows_up() -> Result<()> {
+        let table = values(12, 0);
+        let out = on_tape(&[&[4, 3]], |tape, x| {
+            let at = integers(tape, &[3, 0]);
+            tape.embedding(x[0], at)
+        })?;
+        assert_eq!(out, [&table[9..12], &table[0..3]].concat());
+        Ok(())
+    }
+
+    #[test]
+    fn bad_indices_and_positions_are_errors() {
+        for (bad, message) in [(4, "index 4"), (-1, "index -1")] {
+            let error = on_tape(&[&[4, 3]], |tape, x| {
+                let at = integers(tape, &[0, bad]);
+                tape.embedding(x[0], at)
+            });
+            let expected = format!("embedding: {message} at position 1 is outside 0..4");
+            assert_eq!(error.unwrap_err().to_string(), expected);
+        }
+        let error = on_tape(&[&[2, 3, 5], &[4, 5]], |tape, x| tape.add_positions(x[0], x[1], 2));
+        assert_eq!(error.unwrap_err().to_string(), "position embedding: range 2..5 is outside 0..4");
+    }
+}

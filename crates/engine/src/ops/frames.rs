@@ -1,0 +1,67 @@
+use crate::cpu;
+use crate::{DType, Result, Tape, Tensor};
+
+impl Tape {
+    /// Bytes to numbers: x * scale + shift. 1/255 and 0 give [0, 1]; 2/255 and -1 give [-1, 1].
+    pub fn frames(&mut self, x: Tensor, scale: f32, shift: f32) -> Result<Tensor> {
+        self.check("frames", x, DType::U8)?;
+        let mut out = self.alloc(x.len(), DType::F32);
+        let bytes = self.u8(x);
+        const CHUNK: usize = 1 << 14;
+        cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
+            for (o, b) in out.iter_mut().zip(&bytes[i * CHUNK..]) {
+                *o = f32::from(*b) * scale + shift;
+            }
+        });
+        Ok(self.push(out, x.shape(), DType::F32, false))
+    }
+
+    /// Integers (classes, flags) to numbers: x * scale + shift.
+    pub fn integers(&mut self, x: Tensor, scale: f32, shift: f32) -> Result<Tensor> {
+        self.check("integers", x, DType::I32)?;
+        let mut out = self.alloc(x.len(), DType::F32);
+        for (o, x) in out.f32_mut().iter_mut().zip(self.i32(x)) {
+            *o = *x as f32 * scale + shift;
+        }
+        Ok(self.push(out, x.shape(), DType::F32, false))
+    }
+
+    /// Numbers in [0, 1] to bytes, clamped and rounded.
+    pub fn to_bytes(&mut self, x: Tensor) -> Result<Tensor> {
+        self.check_f32("to bytes", &[x])?;
+        let mut out = self.alloc(x.len(), DType::U8);
+        for (o, x) in out.all_mut::<u8>().iter_mut().zip(self.f32(x)) {
+            *o = (x * 255.0).round_ties_even().clamp(0.0, 255.0) as u8;
+        }
+        Ok(self.push(out, x.shape(), DType::U8, false))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Device, Error, Key, Result, Stepper};
+
+    #[test]
+    fn bytes_survive_the_way_there_and_back() -> Result<()> {
+        let device = Device::cpu(Some(1))?;
+        let buffer = device.buffer::<u8>("frames", [256]);
+        let bytes: Vec<u8> = (0..=255).collect();
+        buffer.write(&bytes)?;
+        Stepper::new(&device, Key::new(0, 0)).run(|tape| {
+            let raw = tape.buffer(&buffer)?;
+            let unit = tape.frames(raw, 1.0 / 255.0, 0.0)?;
+            let signed = tape.frames(raw, 2.0 / 255.0, -1.0)?;
+            let values = tape.read::<f32>(unit)?;
+            assert_eq!((values[0], values[255]), (0.0, 1.0));
+            let values = tape.read::<f32>(signed)?;
+            assert!(values[0] == -1.0 && (values[255] - 1.0).abs() < 1e-6);
+            let back = tape.to_bytes(unit)?;
+            assert_eq!(tape.read::<u8>(back)?, bytes);
+            let wide = tape.affine(unit, 3.0, -1.0)?;
+            let clamped = tape.to_bytes(wide)?;
+            assert_eq!((tape.read::<u8>(clamped)?[0], tape.read::<u8>(clamped)?[255]), (0, 255));
+            assert!(matches!(tape.frames(unit, 1.0, 0.0), Err(Error::DTypeMismatch { op: "frames", .. })));
+            Ok(())
+        })
+    }
+}

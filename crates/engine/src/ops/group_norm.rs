@@ -1,0 +1,391 @@
+use super::Backward;
+use crate::cpu::{self, math, multiversion};
+use crate::{DType, Error, Result, Tape, Tensor};
+
+/// Group normalisation over NHWC images, optionally followed by swish (x * sigmoid(x)) in the same pass.
+pub(crate) struct GroupNorm {
+    x: Tensor,
+    gain: Tensor,
+    shift: Tensor,
+    swish: bool,
+    /// Per image and channel: (mean, 1 / standard deviation) of its group, [B, 2, C].
+    statistics: Tensor,
+    groups: usize,
+    out: Tensor,
+}
+
+const OP: &str = "group-norm";
+
+impl Tape {
+    /// (x - mean) / sqrt(variance + epsilon) * gain + shift, with mean and variance over the pixels and channels of each group:
+    /// x [B, H, W, C], gain and shift [C] -> [B, H, W, C]
+    pub fn group_norm(
+        &mut self,
+        x: Tensor,
+        gain: Tensor,
+        shift: Tensor,
+        groups: usize,
+        epsilon: f32,
+        swish: bool,
+    ) -> Result<Tensor> {
+        self.check_f32(OP, &[x, gain, shift])?;
+        let &[batch, height, width, channels] = x.dims() else {
+            return Err(Error::BadShape { op: OP, shape: x.shape(), rule: "x is [B, H, W, C]" });
+        };
+        if groups == 0 || channels % groups != 0 {
+            return Err(Error::BadShape { op: OP, shape: x.shape(), rule: "the groups divide the channels" });
+        }
+        for parameter in [gain, shift] {
+            if parameter.dims() != [channels] {
+                let rule = "gain and shift are [C]";
+                return Err(Error::ShapeMismatch { op: OP, lhs: x.shape(), rhs: parameter.shape(), rule });
+            }
+        }
+        let image = height * width * channels;
+        let mut out = self.alloc(x.len(), DType::F32);
+        let mut statistics = self.alloc(batch * 2 * channels, DType::F32);
+        let mut scratch = self.scratch(batch * 2 * channels);
+        let (xv, gain_v, shift_v) = (self.f32(x), self.f32(gain), self.f32(shift));
+        cpu::chunks2_mut(
+            (statistics.f32_mut(), 2 * channels),
+            (scratch.f32_mut(), 2 * channels),
+            |b, statistics, sums| {
+                let x = &xv[b * image..(b + 1) * image];
+                measure(x, channels, sums);
+                group_statistics(sums, &x[..channels], height * width, groups, epsilon, statistics);
+            },
+        );
+        let statistics_v = statistics.f32();
+        cpu::chunks2_mut((out.f32_mut(), image), (scratch.f32_mut(), 2 * channels), |b, out, line| {
+            // y = x * scale + offset per channel
+            let (scale, offset) = line.split_at_mut(channels);
+            let (mean, inverse) = statistics_v[b * 2 * channels..][..2 * channels].split_at(channels);
+            for c in 0..channels {
+                scale[c] = inverse[c] * gain_v[c];
+                offset[c] = shift_v[c] - mean[c] * scale[c];
+            }
+            normalise(&xv[b * image..(b + 1) * image], scale, offset, swish, out);
+        });
+        self.give_back(scratch);
+        let needs_grad = self.any_needs_grad(&[x, gain, shift]);
+        let statistics = self.push(statistics, [batch, 2, channels], DType::F32, false);
+        let out = self.push(out, x.shape(), DType::F32, needs_grad);
+        if needs_grad {
+            self.record(GroupNorm { x, gain, shift, swish, statistics, groups, out });
+        }
+        Ok(out)
+    }
+}
+
+impl Backward for GroupNorm {
+    fn backward(self, tape: &mut Tape) -> Result<()> {
+        let Some(mut dy) = tape.take_grad(self.out) else { return Ok(()) };
+        let &[batch, height, width, channels] = self.x.dims() else { return Ok(()) };
+        let image = height * width * channels;
+        // Per image: sums over pixels of du and of du * xhat, the parts of the gradients of shift and gain.
+        let mut parts = tape.scratch(batch * 2 * channels);
+        let (x, gain, shift) = (tape.f32(self.x), tape.f32(self.gain), tape.f32(self.shift));
+        let statistics = tape.f32(self.statistics);
+        cpu::chunks2_mut((dy.f32_mut(), image), (parts.f32_mut(), 2 * channels), |b, dy, sums| {
+            let statistics = &statistics[b * 2 * channels..][..2 * channels];
+            gradient_sums(&x[b * image..(b + 1) * image], statistics, gain, shift, self.swish, dy, sums);
+        });
+        // dy is now the gradient before swish. dx = inverse * (du * gain - S1 / m - xhat * S2 / m), with S1 and S2 the group's sums of
+        // du * gain and du * gain * xhat.
+        let mut factors = tape.scratch(batch * 3 * channels);
+        if let Some(mut dx) = tape.grad(self.x) {
+            let (gain, statistics, x) = (tape.f32(self.gain), tape.f32(self.statistics), tape.f32(self.x));
+            let (parts, dy, accumulate) = (parts.f32(), dy.f32(), dx.accumulate);
+            let per_group = channels / self.groups;
+            let count = (height * width * per_group) as f32;
+            cpu::chunks2_mut((dx.slice(), image), (factors.f32_mut(), 3 * channels), |b, dx, factors| {
+                let (mean, inverse) = statistics[b * 2 * channels..][..2 * channels].split_at(channels);
+                let (du_sum, du_xhat_sum) = parts[b * 2 * channels..][..2 * channels].split_at(channels);
+                // dx = du * f0 + x * f1 + f2 per channel
+                let (f0, rest) = factors.split_at_mut(channels);
+                let (f1, f2) = rest.split_at_mut(channels);
+                for group in 0..self.groups {
+                    let range = group * per_group..(group + 1) * per_group;
+                    let s1: f32 = range.clone().map(|c| du_sum[c] * gain[c]).sum();
+                    let s2: f32 = range.clone().map(|c| du_xhat_sum[c] * gain[c]).sum();
+                    for c in range {
+                        f0[c] = inverse[c] * gain[c];
+                        f1[c] = -inverse[c] * inverse[c] * s2 / count;
+                        f2[c] = -inverse[c] * s1 / count - f1[c] * mean[c];
+                    }
+                }
+                let range = b * image..(b + 1) * image;
+                input_gradient(&x[range.clone()], &dy[range], f0, f1, f2, accumulate, dx);
+            });
+            tape.put_grad(dx);
+        }
+        tape.give_back(factors);
+        for (part, parameter) in [(0, self.shift), (1, self.gain)] {
+            if let Some(mut grad) = tape.grad(parameter) {
+                let accumulate = grad.accumulate;
+                let grad_v = grad.slice();
+                if !accumulate {
+                    grad_v.fill(0.0);
+                }
+                for line in parts.f32().chunks_exact(2 * channels) {
+                    let line = &line[part * channels..][..channels];
+                    grad_v.iter_mut().zip(line).for_each(|(g, p)| *g += p);
+                }
+                tape.put_grad(grad);
+            }
+        }
+        tape.give_back(parts);
+        tape.give_back(dy);
+        Ok(())
+    }
+}
+
+/// Mean and inverse standard deviation of each channel's group, from the channels' shifted sums.
+fn group_statistics(
+    sums: &[f32],
+    origin: &[f32],
+    pixels: usize,
+    groups: usize,
+    epsilon: f32,
+    statistics: &mut [f32],
+) {
+    let channels = origin.len();
+    let (sum, squares) = sums.split_at(channels);
+    let (mean_out, inverse_out) = statistics.split_at_mut(channels);
+    let per_group = channels / groups;
+    for group in 0..groups {
+        let range = group * per_group..(group + 1) * per_group;
+        let count = (pixels * per_group) as f64;
+        let total: f64 =
+            range.clone().map(|c| f64::from(sum[c]) + pixels as f64 * f64::from(origin[c])).sum();
+        let mean = total / count;
+        // Sum of (x - mean)^2, with x = origin + e: e was summed.
+        let variance: f64 = range
+            .clone()
+            .map(|c| {
+                let d = f64::from(origin[c]) - mean;
+                f64::from(squares[c]) + 2.0 * d * f64::from(sum[c]) + pixels as f64 * d * d
+            })
+            .sum::<f64>()
+            / count;
+        let inverse = 1.0 / (variance.max(0.0) + f64::from(epsilon)).sqrt();
+        mean_out[range.clone()].fill(mean as f32);
+        inverse_out[range].fill(inverse as f32);
+    }
+}
+
+/// Pixels summed in one go before they join the total, which keeps the rounding error small.
+const BLOCK: usize = 128;
+
+/// Channels handled at a time, in registers.
+const LANES: usize = 16;
+
+multiversion! {
+    /// Per channel: sums of x - x[0] and of its square. Subtracting the first pixel keeps the squares small when the mean is large.
+    fn measure(x: &[f32], channels: usize, sums: &mut [f32]) {
+        let (total, squares) = sums.split_at_mut(channels);
+        total.fill(0.0);
+        squares.fill(0.0);
+        let origin = &x[..channels];
+        for block in x.chunks(BLOCK * channels) {
+            let mut first = 0;
+            while first + LANES <= channels {
+                let mut s = [0.0f32; LANES];
+                let mut q = [0.0f32; LANES];
+                let o: [f32; LANES] = std::array::from_fn(|l| origin[first + l]);
+                for pixel in block.chunks_exact(channels) {
+                    let pixel = &pixel[first..first + LANES];
+                    for l in 0..LANES {
+                        let e = pixel[l] - o[l];
+                        s[l] += e;
+                        q[l] += e * e;
+                    }
+                }
+                for l in 0..LANES {
+                    total[first + l] += s[l];
+                    squares[first + l] += q[l];
+                }
+                first += LANES;
+            }
+            for c in first..channels {
+                let (mut s, mut q) = (0.0, 0.0);
+                for pixel in block.chunks_exact(channels) {
+                    let e = pixel[c] - origin[c];
+                    s += e;
+                    q += e * e;
+                }
+                total[c] += s;
+                squares[c] += q;
+            }
+        }
+    }
+}
+
+multiversion! {
+    fn normalise(x: &[f32], scale: &[f32], offset: &[f32], swish: bool, out: &mut [f32]) {
+        let channels = scale.len();
+        for (out, x) in out.chunks_exact_mut(channels).zip(x.chunks_exact(channels)) {
+            if swish {
+                for c in 0..channels {
+                    let u = x[c] * scale[c] + offset[c];
+                    out[c] = u * math::sigmoid(u);
+                }
+            } else {
+                for c in 0..channels {
+                    out[c] = x[c] * scale[c] + offset[c];
+                }
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// Turns dy into the gradient before swish, and sums it and its product with xhat per channel.
+    fn gradient_sums(
+        x: &[f32],
+        statistics: &[f32],
+        gain: &[f32],
+        shift: &[f32],
+        swish: bool,
+        dy: &mut [f32],
+        sums: &mut [f32],
+    ) {
+        let channels = gain.len();
+        let (mean, inverse) = statistics.split_at(channels);
+        let (du_sum, du_xhat_sum) = sums.split_at_mut(channels);
+        du_sum.fill(0.0);
+        du_xhat_sum.fill(0.0);
+        for (dy, x) in dy.chunks_mut(BLOCK * channels).zip(x.chunks(BLOCK * channels)) {
+            let mut first = 0;
+            while first + LANES <= channels {
+                let lane = |v: &[f32]| -> [f32; LANES] { std::array::from_fn(|l| v[first + l]) };
+                let (m, i, g, b) = (lane(mean), lane(inverse), lane(gain), lane(shift));
+                let mut s = [0.0f32; LANES];
+                let mut q = [0.0f32; LANES];
+                for (dy, x) in dy.chunks_exact_mut(channels).zip(x.chunks_exact(channels)) {
+                    let (dy, x) = (&mut dy[first..first + LANES], &x[first..first + LANES]);
+                    for l in 0..LANES {
+                        let xhat = (x[l] - m[l]) * i[l];
+                        let mut du = dy[l];
+                        if swish {
+                            let u = xhat * g[l] + b[l];
+                            let p = math::sigmoid(u);
+                            du *= p * (1.0 + u * (1.0 - p));
+                            dy[l] = du;
+                        }
+                        s[l] += du;
+                        q[l] += du * xhat;
+                    }
+                }
+                for l in 0..LANES {
+                    du_sum[first + l] += s[l];
+                    du_xhat_sum[first + l] += q[l];
+                }
+                first += LANES;
+            }
+            for c in first..channels {
+                for (dy, x) in dy.chunks_exact_mut(channels).zip(x.chunks_exact(channels)) {
+                    let xhat = (x[c] - mean[c]) * inverse[c];
+                    if swish {
+                        let u = xhat * gain[c] + shift[c];
+                        let p = math::sigmoid(u);
+                        dy[c] *= p * (1.0 + u * (1.0 - p));
+                    }
+                    du_sum[c] += dy[c];
+                    du_xhat_sum[c] += dy[c] * xhat;
+                }
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// dx (+)= du * f0 + x * f1 + f2 per channel
+    fn input_gradient(
+        x: &[f32],
+        du: &[f32],
+        f0: &[f32],
+        f1: &[f32],
+        f2: &[f32],
+        accumulate: bool,
+        dx: &mut [f32],
+    ) {
+        let channels = f0.len();
+        let pixels = dx.chunks_exact_mut(channels).zip(x.chunks_exact(channels)).zip(du.chunks_exact(channels));
+        for ((dx, x), du) in pixels {
+            if accumulate {
+                for c in 0..channels {
+                    dx[c] += du[c] * f0[c] + (x[c] * f1[c] + f2[c]);
+                }
+            } else {
+                for c in 0..channels {
+                    dx[c] = du[c] * f0[c] + (x[c] * f1[c] + f2[c]);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{check_gradients, on_tape, values};
+
+    #[test]
+    fn gradients() {
+        let shapes =
+            [(1, 1, 2, 2, 1), (2, 3, 5, 6, 3), (3, 4, 4, 20, 5), (1, 15, 10, 32, 32), (2, 2, 2, 64, 32)];
+        for (batch, height, width, channels, groups) in shapes {
+            for swish in [false, true] {
+                check_gradients(&[&[batch, height, width, channels], &[channels], &[channels]], |tape, x| {
+                    tape.group_norm(x[0], x[1], x[2], groups, 1e-6, swish)
+                });
+            }
+        }
+        // x used twice.
+        check_gradients(&[&[1, 2, 2, 4], &[4], &[4]], |tape, x| {
+            let y = tape.group_norm(x[0], x[1], x[2], 2, 1e-6, true)?;
+            tape.add(y, x[0])
+        });
+    }
+
+    /// Mean and variance stay exact when the mean is a thousand times the deviation.
+    #[test]
+    fn large_means_do_not_spoil_the_variance() -> Result<()> {
+        let (pixels, channels, groups) = (4096, 4, 2);
+        let x = values(pixels * channels, 0);
+        let out = on_tape(&[&[1, 64, 64, channels], &[channels], &[channels]], |tape, x| {
+            let shifted = tape.affine(x[0], 1.0, 1000.0)?;
+            let (gain, shift) = (tape.affine(x[1], 0.0, 1.0)?, tape.affine(x[2], 0.0, 0.0)?);
+            tape.group_norm(shifted, gain, shift, groups, 1e-6, false)
+        })?;
+        for group in 0..groups {
+            let members: Vec<f64> = (0..pixels * channels)
+                .filter(|i| i % channels / (channels / groups) == group)
+                .map(|i| f64::from(x[i] + 1000.0))
+                .collect();
+            let mean = members.iter().sum::<f64>() / members.len() as f64;
+            let variance = members.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / members.len() as f64;
+            for i in (0..pixels * channels).filter(|i| i % channels / (channels / groups) == group) {
+                let expected = (f64::from(x[i] + 1000.0) - mean) / (variance + 1e-6).sqrt();
+                assert!((f64::from(out[i]) - expected).abs() < 1e-3, "{} against {expected}", out[i]);
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn wrong_shapes_are_named() {
+        let error = on_tape(&[&[1, 2, 2, 6], &[6], &[6]], |tape, x| {
+            tape.group_norm(x[0], x[1], x[2], 4, 1e-6, false)
+        });
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "group-norm: cannot take a tensor of shape [1, 2, 2, 6]: the groups divide the channels"
+        );
+        let error = on_tape(&[&[1, 2, 2, 6], &[5], &[6]], |tape, x| {
+            tape.group_norm(x[0], x[1], x[2], 3, 1e-6, false)
+        });
+        assert!(matches!(error, Err(Error::ShapeMismatch { op: "group-norm", .. })));
+    }
+}

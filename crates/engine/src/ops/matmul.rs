@@ -1,0 +1,92 @@
+use super::Backward;
+use crate::cpu::{self, Mat, Start, gemm_serial, packed_len};
+use crate::{DType, Error, Result, Tape, Tensor};
+
+/// C[b] = A[b] B[b] for every b.
+pub(crate) struct Matmul {
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+}
+
+const OP: &str = "matmul";
+
+impl Tape {
+    /// Batched matrix product: [N, M, K] x [N, K, P] -> [N, M, P].
+    pub fn matmul(&mut self, a: Tensor, b: Tensor) -> Result<Tensor> {
+        self.check_f32(OP, &[a, b])?;
+        let (&[batch, m, k], &[batch_b, k_b, p]) = (a.dims(), b.dims()) else {
+            let rule = "both have three dimensions";
+            return Err(Error::ShapeMismatch { op: OP, lhs: a.shape(), rhs: b.shape(), rule });
+        };
+        if (batch, k) != (batch_b, k_b) {
+            let rule = "they are [N, M, K] and [N, K, P]";
+            return Err(Error::ShapeMismatch { op: OP, lhs: a.shape(), rhs: b.shape(), rule });
+        }
+        let mut out = self.alloc(batch * m * p, DType::F32);
+        let room = packed_len(k, p);
+        let mut scratch = self.scratch(batch * room);
+        let (av, bv) = (self.f32(a), self.f32(b));
+        cpu::chunks2_mut((out.f32_mut(), m * p), (scratch.f32_mut(), room), |i, c, room| {
+            let (a, b) = (Mat::rows(&av[i * m * k..], k), Mat::rows(&bv[i * k * p..], p));
+            gemm_serial(m, p, k, a, b, c, p, Start::Zero, room);
+        });
+        self.give_back(scratch);
+        let needs_grad = self.any_needs_grad(&[a, b]);
+        let out = self.push(out, [batch, m, p], DType::F32, needs_grad);
+        if needs_grad {
+            self.record(Matmul { a, b, out });
+        }
+        Ok(out)
+    }
+}
+
+impl Backward for Matmul {
+    fn backward(self, tape: &mut Tape) -> Result<()> {
+        let Some(dc) = tape.take_grad(self.out) else { return Ok(()) };
+        let (&[batch, m, k], &[_, _, p]) = (self.a.dims(), self.b.dims()) else { return Ok(()) };
+        let room = packed_len(p, k).max(packed_len(m, p));
+        let mut scratch = tape.scratch(batch * room);
+        let start = |accumulate| if accumulate { Start::C } else { Start::Zero };
+        if let Some(mut da) = tape.grad(self.a) {
+            let (bv, from) = (tape.f32(self.b), start(da.accumulate));
+            cpu::chunks2_mut((da.slice(), m * k), (scratch.f32_mut(), room), |i, da, room| {
+                let (x, y) = (Mat::rows(&dc.f32()[i * m * p..], p), Mat::transposed(&bv[i * k * p..], p));
+                gemm_serial(m, k, p, x, y, da, k, from, room);
+            });
+            tape.put_grad(da);
+        }
+        if let Some(mut db) = tape.grad(self.b) {
+            let (av, from) = (tape.f32(self.a), start(db.accumulate));
+            cpu::chunks2_mut((db.slice(), k * p), (scratch.f32_mut(), room), |i, db, room| {
+                let (x, y) = (Mat::transposed(&av[i * m * k..], k), Mat::rows(&dc.f32()[i * m * p..], p));
+                gemm_serial(k, p, m, x, y, db, p, from, room);
+            });
+            tape.put_grad(db);
+        }
+        tape.give_back(scratch);
+        tape.give_back(dc);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{check_gradients, on_tape};
+
+    #[test]
+    fn gradients() {
+        for (batch, m, k, p) in [(1, 1, 1, 1), (2, 3, 5, 4), (3, 13, 7, 66)] {
+            check_gradients(&[&[batch, m, k], &[batch, k, p]], |tape, x| tape.matmul(x[0], x[1]));
+        }
+    }
+
+    #[test]
+    fn wrong_shapes_are_named() {
+        let error = on_tape(&[&[2, 3, 4], &[2, 5, 6]], |tape, x| tape.matmul(x[0], x[1])).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "matmul: shapes [2, 3, 4] and [2, 5, 6] do not fit: they are [N, M, K] and [N, K, P]"
+        );
+    }
+}

@@ -1,0 +1,88 @@
+//! The ops, one file each: what it computes, its gradient, its checks.
+
+mod arithmetic;
+mod attention;
+mod cached_attention;
+mod categorical;
+mod conv;
+mod cross_entropy;
+mod dropout;
+mod embedding;
+mod frames;
+mod group_norm;
+mod layer_norm;
+mod linear;
+mod losses;
+mod lstm;
+mod matmul;
+mod max_pool;
+mod perceptual;
+mod quantise;
+mod relu;
+mod returns;
+mod select;
+mod time;
+mod upsample;
+
+pub use cached_attention::KvCache;
+pub use conv::Stride;
+pub use linear::Activation;
+pub use lstm::Lstm;
+pub use quantise::Quantised;
+
+use crate::{Result, Tape};
+
+/// What an op with a gradient leaves on the tape.
+trait Backward {
+    fn backward(self, tape: &mut Tape) -> Result<()>;
+}
+
+macro_rules! records {
+    ($($name:ident($type:ty)),* $(,)?) => {
+        pub(crate) enum Record {
+            $($name($type)),*
+        }
+
+        impl Record {
+            pub(crate) fn backward(self, tape: &mut Tape) -> Result<()> {
+                match self {
+                    $(Record::$name(op) => op.backward(tape)),*
+                }
+            }
+        }
+
+        $(impl From<$type> for Record {
+            fn from(op: $type) -> Record {
+                Record::$name(op)
+            }
+        })*
+    };
+}
+
+records! {
+    Add(arithmetic::Add),
+    AddPositions(embedding::AddPositions),
+    Affine(arithmetic::Affine),
+    Attention(attention::Attention),
+    Concat(time::Concat),
+    Conv(conv::Conv),
+    CrossEntropy(cross_entropy::CrossEntropy),
+    Dropout(dropout::Dropout),
+    Embedding(embedding::Embedding),
+    Entropy(categorical::Entropy),
+    GroupNorm(group_norm::GroupNorm),
+    LayerNorm(layer_norm::LayerNorm),
+    Linear(linear::Linear),
+    LogProb(categorical::LogProb),
+    LstmCell(lstm::LstmCell),
+    Matmul(matmul::Matmul),
+    MaxPool(max_pool::MaxPool),
+    Mean(arithmetic::Mean),
+    Mul(arithmetic::Mul),
+    Perceptual(perceptual::Perceptual),
+    PixelError(losses::PixelError),
+    Quantise(quantise::Quantise),
+    Relu(relu::Relu),
+    Slice(time::Slice),
+    Upsample(upsample::Upsample),
+}

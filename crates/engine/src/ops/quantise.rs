@@ -1,0 +1,189 @@
+use super::Backward;
+use crate::cpu::{self, Layout, Mat, Start, gemm, gemm_scratch_len};
+use crate::{DType, Error, Result, Tape, Tensor};
+
+/// Nearest entries of a codebook.
+#[derive(Clone, Copy, Debug)]
+pub struct Quantised {
+    /// Which entry is nearest, i32 [..].
+    pub tokens: Tensor,
+    /// The entries themselves, [.., D]. Their gradient passes straight through to the input.
+    pub embedded: Tensor,
+    /// mean (sg(y) - e)^2 + beta * mean (y - sg(e))^2
+    pub commitment: Tensor,
+}
+
+pub(crate) struct Quantise {
+    y: Tensor,
+    codebook: Tensor,
+    beta: f32,
+    result: Quantised,
+}
+
+const OP: &str = "quantise";
+
+impl Tape {
+    /// Replaces each row of y by the nearest codebook entry (squared Euclidean distance, the first of equals): y [.., D],
+    /// codebook [N, D].
+    pub fn quantise(&mut self, y: Tensor, codebook: Tensor, beta: f32) -> Result<Quantised> {
+        self.check_f32(OP, &[y, codebook])?;
+        let &[entries, width] = codebook.dims() else {
+            return Err(Error::BadShape { op: OP, shape: codebook.shape(), rule: "a codebook is [N, D]" });
+        };
+        if y.shape().rank() == 0 || y.shape().last() != width || y.len() == 0 || entries == 0 {
+            let rule = "y is [.., D] and the codebook [N, D]";
+            return Err(Error::ShapeMismatch { op: OP, lhs: y.shape(), rhs: codebook.shape(), rule });
+        }
+        let rows = y.shape().rows();
+        // |y - e|^2 = |y|^2 - 2 y.e + |e|^2, of which |y|^2 is the same for all entries.
+        let mut products = self.alloc(rows * entries, DType::F32);
+        let mut scratch = self.scratch(gemm_scratch_len(rows, entries, width, Layout::Rows));
+        let mut lengths = self.alloc(entries, DType::F32);
+        let mut tokens = self.alloc(rows, DType::I32);
+        let mut embedded = self.alloc(rows * width, DType::F32);
+        let (yv, table) = (self.f32(y), self.f32(codebook));
+        let (a, b) = (Mat::rows(yv, width), Mat::transposed(table, width));
+        gemm(rows, entries, width, a, b, products.f32_mut(), entries, Start::Zero, scratch.f32_mut());
+        for (length, entry) in lengths.f32_mut().iter_mut().zip(table.chunks_exact(width)) {
+            *length = entry.iter().map(|x| x * x).sum();
+        }
+        for (token, line) in tokens.all_mut::<i32>().iter_mut().zip(products.f32().chunks_exact(entries)) {
+            let (mut best, mut least) = (0, f32::INFINITY);
+            for (i, (dot, length)) in line.iter().zip(lengths.f32()).enumerate() {
+                let distance = length - 2.0 * dot;
+                if distance < least {
+                    (best, least) = (i, distance);
+                }
+            }
+            *token = best as i32;
+        }
+        let mut squares = 0.0f64;
+        let lines = embedded.f32_mut().chunks_exact_mut(width).zip(yv.chunks_exact(width));
+        for ((out, y), &token) in lines.zip(tokens.all::<i32>()) {
+            out.copy_from_slice(&table[token as usize * width..][..width]);
+            squares += f64::from(out.iter().zip(y).map(|(e, y)| (e - y) * (e - y)).sum::<f32>());
+        }
+        let mut commitment = self.alloc(1, DType::F32);
+        commitment.f32_mut()[0] = (squares / y.len() as f64) as f32 * (1.0 + beta);
+        self.give_back(products);
+        self.give_back(scratch);
+        self.give_back(lengths);
+        let needs_grad = self.any_needs_grad(&[y, codebook]);
+        let result = Quantised {
+            tokens: self.push(tokens, y.shape().without_last(), DType::I32, false),
+            embedded: self.push(embedded, y.shape(), DType::F32, needs_grad),
+            commitment: self.push(commitment, [], DType::F32, needs_grad),
+        };
+        if needs_grad {
+            self.record(Quantise { y, codebook, beta, result });
+        }
+        Ok(result)
+    }
+}
+
+impl Backward for Quantise {
+    fn backward(self, tape: &mut Tape) -> Result<()> {
+        let straight = tape.take_grad(self.result.embedded);
+        let commitment = tape.take_grad(self.result.commitment);
+        let width = self.codebook.shape().last();
+        let pull = commitment.as_ref().map_or(0.0, |g| 2.0 * g.f32()[0] / self.y.len() as f32);
+        if let Some(mut grad) = tape.grad(self.codebook) {
+            let accumulate = grad.accumulate;
+            let (y, embedded, tokens) =
+                (tape.f32(self.y), tape.f32(self.result.embedded), tape.i32(self.result.tokens));
+            let table = grad.slice();
+            if !accumulate {
+                table.fill(0.0);
+            }
+            for (row, &token) in tokens.iter().enumerate() {
+                let range = row * width..(row + 1) * width;
+                let entry = &mut table[token as usize * width..][..width];
+                for ((g, e), y) in entry.iter_mut().zip(&embedded[range.clone()]).zip(&y[range]) {
+                    *g += pull * (e - y);
+                }
+            }
+            tape.put_grad(grad);
+        }
+        if let Some(mut grad) = tape.grad(self.y) {
+            let accumulate = grad.accumulate;
+            let (y, embedded) = (tape.f32(self.y), tape.f32(self.result.embedded));
+            const CHUNK: usize = 1 << 14;
+            cpu::chunks_mut(grad.slice(), CHUNK, |i, grad| {
+                for (j, g) in grad.iter_mut().enumerate() {
+                    let at = i * CHUNK + j;
+                    let value = straight.as_ref().map_or(0.0, |s| s.f32()[at])
+                        + self.beta * pull * (y[at] - embedded[at]);
+                    *g = if accumulate { *g + value } else { value };
+                }
+            });
+            tape.put_grad(grad);
+        }
+        for block in [straight, commitment].into_iter().flatten() {
+            tape.give_back(block);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{gradients as gradients_of, on_tape, values};
+
+    /// The straight-through gradient, and the two commitment terms with their stopped gradients: not derivatives of the value, so checked
+    /// against the formulas.
+    #[test]
+    fn gradients() -> Result<()> {
+        let (rows, entries, width, beta) = (5, 3, 4, 0.25);
+        let dims: [&[usize]; 2] = [&[rows, width], &[entries, width]];
+        let (y, table) = (values(rows * width, 0), values(entries * width, 1));
+        let seed = values(rows * width, 2);
+        let through = gradients_of(&dims, &seed, |tape, x| Ok(tape.quantise(x[0], x[1], beta)?.embedded))?;
+        assert_eq!(through[0], seed);
+        assert_eq!(through[1], vec![0.0; entries * width]);
+
+        let pulled = gradients_of(&dims, &[3.0], |tape, x| Ok(tape.quantise(x[0], x[1], beta)?.commitment))?;
+        let mut expected_table = vec![0.0; entries * width];
+        for row in 0..rows {
+            let token = nearest(&y[row * width..][..width], &table);
+            for c in 0..width {
+                let apart = y[row * width + c] - table[token * width + c];
+                let unit = 3.0 * 2.0 * apart / (rows * width) as f32;
+                assert!((pulled[0][row * width + c] - beta * unit).abs() < 1e-6);
+                expected_table[token * width + c] -= unit;
+            }
+        }
+        for (got, expected) in pulled[1].iter().zip(&expected_table) {
+            assert!((got - expected).abs() < 1e-6);
+        }
+        Ok(())
+    }
+
+    fn nearest(y: &[f32], table: &[f32]) -> usize {
+        let distance = |entry: &[f32]| -> f32 { y.iter().zip(entry).map(|(y, e)| (y - e).powi(2)).sum() };
+        let entries: Vec<f32> = table.chunks(y.len()).map(distance).collect();
+        (0..entries.len()).min_by(|&a, &b| entries[a].total_cmp(&entries[b])).unwrap()
+    }
+
+    #[test]
+    fn finds_the_nearest_entries() -> Result<()> {
+        let (y, table) = (values(6 * 4, 0), values(5 * 4, 1));
+        on_tape(&[&[2, 3, 4], &[5, 4]], |tape, x| {
+            let q = tape.quantise(x[0], x[1], 0.25)?;
+            assert_eq!(q.tokens.dims(), [2, 3]);
+            let tokens = tape.read::<i32>(q.tokens)?;
+            let embedded = tape.read::<f32>(q.embedded)?;
+            let mut squares = 0.0;
+            for row in 0..6 {
+                let token = nearest(&y[row * 4..][..4], &table);
+                assert_eq!(tokens[row] as usize, token);
+                let entry = &table[token * 4..][..4];
+                assert_eq!(&embedded[row * 4..][..4], entry);
+                squares += (0..4).map(|c| (y[row * 4 + c] - entry[c]).powi(2)).sum::<f32>();
+            }
+            assert!((tape.read::<f32>(q.commitment)?[0] - 1.25 * squares / 24.0).abs() < 1e-6);
+            Ok(q.commitment)
+        })?;
+        Ok(())
+    }
+}

@@ -1,0 +1,57 @@
+use super::{Backward, linear};
+use crate::cpu;
+use crate::{DType, Result, Tape, Tensor};
+
+pub(crate) struct Relu {
+    x: Tensor,
+    out: Tensor,
+}
+
+const CHUNK: usize = 1 << 14;
+
+impl Tape {
+    /// max(x, 0)
+    pub fn relu(&mut self, x: Tensor) -> Result<Tensor> {
+        self.check_f32("relu", &[x])?;
+        let mut out = self.alloc(x.len(), DType::F32);
+        let xv = self.f32(x);
+        cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
+            out.copy_from_slice(&xv[i * CHUNK..i * CHUNK + out.len()]);
+            linear::relu_in_place(out);
+        });
+        let needs_grad = self.needs_grad(x);
+        let out = self.push(out, x.shape(), DType::F32, needs_grad);
+        if needs_grad {
+            self.record(Relu { x, out });
+        }
+        Ok(out)
+    }
+}
+
+impl Backward for Relu {
+    fn backward(self, tape: &mut Tape) -> Result<()> {
+        let Some(mut dy) = tape.take_grad(self.out) else { return Ok(()) };
+        let y = tape.f32(self.out);
+        cpu::chunks_mut(dy.f32_mut(), CHUNK, |i, dy| linear::relu_gradient(&y[i * CHUNK..], dy));
+        tape.hand_grad(self.x, dy);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{check_gradients, on_tape, values};
+
+    #[test]
+    fn gradients() {
+        for len in [1, 5, 20_000] {
+            check_gradients(&[&[len]], |tape, x| tape.relu(x[0]));
+        }
+    }
+
+    #[test]
+    fn cuts_at_zero() {
+        let out = on_tape(&[&[100]], |tape, x| tape.relu(x[0])).unwrap();
+        assert!(out.iter().zip(values(100, 0)).all(|(&y, x)| y == x.max(0.0)));
+    }
+}

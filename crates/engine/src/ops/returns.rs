@@ -1,0 +1,71 @@
+use crate::{DType, Error, Result, Tape, Tensor};
+
+const OP: &str = "lambda-returns";
+
+impl Tape {
+    /// Lambda-returns along time, without gradient: rewards, values [B, T], ends i32 [B, T] -> [B, T].
+    ///
+    /// R_T = V_T and R_t = r_t + gamma (1 - end_t) ((1 - lambda) V_{t+1} + lambda R_{t+1}).
+    pub fn lambda_returns(
+        &mut self,
+        rewards: Tensor,
+        ends: Tensor,
+        values: Tensor,
+        gamma: f32,
+        lambda: f32,
+    ) -> Result<Tensor> {
+        self.check_f32(OP, &[rewards, values])?;
+        self.check(OP, ends, DType::I32)?;
+        for other in [ends, values] {
+            if other.shape() != rewards.shape() || rewards.shape().rank() != 2 {
+                let rule = "rewards, ends and values are all [B, T]";
+                return Err(Error::ShapeMismatch { op: OP, lhs: rewards.shape(), rhs: other.shape(), rule });
+            }
+        }
+        let time = rewards.shape().last();
+        let mut out = self.alloc(rewards.len(), DType::F32);
+        let (rewards_v, ends_v, values_v) = (self.f32(rewards), self.i32(ends), self.f32(values));
+        for (row, out) in out.f32_mut().chunks_exact_mut(time.max(1)).enumerate() {
+            let (r, e, v) = (&rewards_v[row * time..], &ends_v[row * time..], &values_v[row * time..]);
+            out[time - 1] = v[time - 1];
+            for t in (0..time - 1).rev() {
+                let next = (1.0 - lambda) * v[t + 1] + lambda * out[t + 1];
+                out[t] = r[t] + if e[t] == 0 { gamma * next } else { 0.0 };
+            }
+        }
+        Ok(self.push(out, rewards.shape(), DType::F32, false))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{constant, integers};
+    use crate::{Device, Key, Stepper};
+
+    #[test]
+    fn returns_are_cut_at_ends_and_bootstrapped_at_the_last_step() -> Result<()> {
+        let device = Device::cpu(Some(1))?;
+        Stepper::new(&device, Key::new(0, 0)).run(|tape| {
+            let rewards = constant(tape, &[1.0, 0.0, 2.0, 1.0, -1.0, 5.0], [2, 3]);
+            let values = constant(tape, &[0.5, 1.5, 2.5, 1.0, 2.0, 3.0], [2, 3]);
+            let ends = integers(tape, &[0, 0, 0, 0, 1, 0]);
+            let ends = tape.reshape(ends, [2, 3])?;
+            let out = tape.lambda_returns(rewards, ends, values, 0.9, 0.8)?;
+            let out = tape.read::<f32>(out)?;
+            let middle = 0.9 * 2.5;
+            let expected = [
+                1.0 + 0.9 * (0.2 * 1.5 + 0.8 * middle),
+                middle,
+                2.5,
+                1.0 + 0.9 * (0.2 * 2.0 + 0.8 * -1.0),
+                -1.0,
+                3.0,
+            ];
+            for (got, expected) in out.iter().zip(expected) {
+                assert!((got - expected).abs() < 1e-6, "{out:?}");
+            }
+            Ok(())
+        })
+    }
+}

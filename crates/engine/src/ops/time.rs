@@ -1,0 +1,214 @@
+//! Cutting and joining along a dimension: time, mostly.
+
+use super::Backward;
+use crate::{DType, Error, Result, Shape, Tape, Tensor};
+
+/// A range along one dimension.
+pub(crate) struct Slice {
+    x: Tensor,
+    axis: usize,
+    start: usize,
+    out: Tensor,
+}
+
+/// Several tensors behind each other along one dimension.
+pub(crate) struct Concat {
+    axis: usize,
+    /// The inputs, as a range of the tape's lists.
+    inputs: (usize, usize),
+    out: Tensor,
+}
+
+/// (product of the dimensions before `axis`, product of those after it)
+fn around(shape: Shape, axis: usize) -> (usize, usize) {
+    (shape.dims()[..axis].iter().product(), shape.dims()[axis + 1..].iter().product())
+}
+
+impl Tape {
+    /// x[.., start..end, ..] along `axis`, of any element type.
+    pub fn slice(&mut self, x: Tensor, axis: usize, start: usize, end: usize) -> Result<Tensor> {
+        const OP: &str = "slice";
+        self.check(OP, x, x.dtype())?;
+        if axis >= x.shape().rank() {
+            return Err(Error::BadShape {
+                op: OP,
+                shape: x.shape(),
+                rule: "the axis is one of its dimensions",
+            });
+        }
+        let limit = x.dims()[axis];
+        if start > end || end > limit {
+            return Err(Error::RangeOutOfBounds { op: OP, start, end, limit });
+        }
+        let shape = x.shape().with_dim(axis, end - start);
+        let (outer, inner) = around(x.shape(), axis);
+        let inner = inner * x.dtype().size();
+        let mut out = self.alloc(shape.len(), x.dtype());
+        let (source, target) = (self.bytes(x), out.all_mut::<u8>());
+        let part = (end - start) * inner;
+        for o in 0..outer {
+            let from = (o * limit + start) * inner;
+            target[o * part..(o + 1) * part].copy_from_slice(&source[from..from + part]);
+        }
+        let needs_grad = self.needs_grad(x);
+        let out = self.push(out, shape, x.dtype(), needs_grad);
+        if needs_grad {
+            self.record(Slice { x, axis, start, out });
+        }
+        Ok(out)
+    }
+
+    /// The inputs behind each other along `axis`; their other dimensions and element types agree.
+    pub fn concat(&mut self, inputs: &[Tensor], axis: usize) -> Result<Tensor> {
+        const OP: &str = "concat";
+        let Some(&first) = inputs.first() else {
+            return Err(Error::BadShape {
+                op: OP,
+                shape: Shape::SCALAR,
+                rule: "there is at least one input",
+            });
+        };
+        if axis >= first.shape().rank() {
+            return Err(Error::BadShape {
+                op: OP,
+                shape: first.shape(),
+                rule: "the axis is one of its dimensions",
+            });
+        }
+        let mut total = 0;
+        for &input in inputs {
+            self.check(OP, input, first.dtype())?;
+            let fits = input.shape().rank() == first.shape().rank()
+                && input.shape().with_dim(axis, 0) == first.shape().with_dim(axis, 0);
+            if !fits {
+                let rule = "all dimensions but the joined one agree";
+                return Err(Error::ShapeMismatch { op: OP, lhs: first.shape(), rhs: input.shape(), rule });
+            }
+            total += input.dims()[axis];
+        }
+        let shape = first.shape().with_dim(axis, total);
+        let (outer, inner) = around(shape, axis);
+        let inner = inner * first.dtype().size();
+        let mut out = self.alloc(shape.len(), first.dtype());
+        let target = out.all_mut::<u8>();
+        let mut at = 0;
+        for &input in inputs {
+            let part = input.dims()[axis] * inner;
+            let source = self.bytes(input);
+            for o in 0..outer {
+                let to = o * total * inner + at;
+                target[to..to + part].copy_from_slice(&source[o * part..(o + 1) * part]);
+            }
+            at += part;
+        }
+        let needs_grad = self.any_needs_grad(inputs);
+        let out = self.push(out, shape, first.dtype(), needs_grad);
+        if needs_grad {
+            let inputs = self.keep_list(inputs);
+            self.record(Concat { axis, inputs, out });
+        }
+        Ok(out)
+    }
+}
+
+impl Backward for Slice {
+    fn backward(self, tape: &mut Tape) -> Result<()> {
+        let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
+        if let Some(mut grad) = tape.grad(self.x) {
+            let accumulate = grad.accumulate;
+            let dx = grad.slice();
+            if !accumulate {
+                dx.fill(0.0);
+            }
+            let (outer, inner) = around(self.x.shape(), self.axis);
+            let (limit, part) = (self.x.dims()[self.axis], self.out.dims()[self.axis] * inner);
+            for o in 0..outer {
+                let to = (o * limit + self.start) * inner;
+                let target = dx[to..to + part].iter_mut();
+                target.zip(&dy.f32()[o * part..]).for_each(|(d, g)| *d += g);
+            }
+            tape.put_grad(grad);
+        }
+        tape.give_back(dy);
+        Ok(())
+    }
+}
+
+impl Backward for Concat {
+    fn backward(self, tape: &mut Tape) -> Result<()> {
+        let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
+        let (outer, inner) = around(self.out.shape(), self.axis);
+        let total = self.out.dims()[self.axis];
+        let mut at = 0;
+        for index in self.inputs.0..self.inputs.1 {
+            let input = tape.kept(index);
+            let part = input.dims()[self.axis] * inner;
+            if input.dtype() == DType::F32
+                && let Some(mut grad) = tape.grad(input)
+            {
+                let accumulate = grad.accumulate;
+                let dx = grad.slice();
+                for o in 0..outer {
+                    let from = o * total * inner + at;
+                    for (d, g) in dx[o * part..(o + 1) * part].iter_mut().zip(&dy.f32()[from..]) {
+                        *d = if accumulate { *d + g } else { *g };
+                    }
+                }
+                tape.put_grad(grad);
+            }
+            at += part;
+        }
+        tape.give_back(dy);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{check_gradients, integers, on_tape, values};
+
+    #[test]
+    fn gradients() {
+        for axis in 0..3 {
+            check_gradients(&[&[3, 4, 5]], |tape, x| tape.slice(x[0], axis, 1, 3));
+            let mut other = [3, 4, 5];
+            other[axis] = 2;
+            check_gradients(&[&[3, 4, 5], &other], |tape, x| tape.concat(&[x[0], x[1], x[0]], axis));
+        }
+        // Overlapping slices of one tensor.
+        check_gradients(&[&[2, 4]], |tape, x| {
+            let (a, b) = (tape.slice(x[0], 1, 0, 3)?, tape.slice(x[0], 1, 1, 4)?);
+            tape.mul(a, b)
+        });
+    }
+
+    #[test]
+    fn slices_undo_concat() -> Result<()> {
+        for axis in 0..3 {
+            let out = on_tape(&[&[3, 4, 5], &[3, 4, 5]], |tape, x| {
+                let joined = tape.concat(&[x[0], x[1]], axis)?;
+                let size = x[0].dims()[axis];
+                tape.slice(joined, axis, size, 2 * size)
+            })?;
+            assert_eq!(out, values(60, 1));
+        }
+        on_tape(&[&[1]], |tape, x| {
+            let (a, b) = (integers(tape, &[1, 2]), integers(tape, &[3]));
+            let joined = tape.concat(&[a, b], 0)?;
+            assert_eq!(tape.read::<i32>(joined)?, vec![1, 2, 3]);
+            Ok(x[0])
+        })?;
+        Ok(())
+    }
+
+    #[test]
+    fn bad_ranges_and_shapes_are_errors() {
+        let error = on_tape(&[&[3, 4]], |tape, x| tape.slice(x[0], 1, 2, 5)).unwrap_err();
+        assert_eq!(error.to_string(), "slice: range 2..5 is outside 0..4");
+        assert!(on_tape(&[&[3, 4]], |tape, x| tape.slice(x[0], 2, 0, 1)).is_err());
+        let error = on_tape(&[&[3, 4], &[2, 5]], |tape, x| tape.concat(x, 0)).unwrap_err();
+        assert!(error.to_string().contains("all dimensions but the joined one agree"));
+        assert!(on_tape(&[&[3]], |tape, _| tape.concat(&[], 0)).is_err());
+    }
+}

@@ -1,0 +1,87 @@
+use super::Backward;
+use crate::cpu;
+use crate::{DType, Error, Result, Tape, Tensor};
+
+/// Every pixel four times.
+pub(crate) struct Upsample {
+    x: Tensor,
+    out: Tensor,
+}
+
+const OP: &str = "upsample";
+
+impl Tape {
+    /// Nearest-neighbour enlargement by two: [B, H, W, C] -> [B, 2H, 2W, C]
+    pub fn upsample(&mut self, x: Tensor) -> Result<Tensor> {
+        self.check_f32(OP, &[x])?;
+        let &[batch, height, width, channels] = x.dims() else {
+            return Err(Error::BadShape { op: OP, shape: x.shape(), rule: "x is [B, H, W, C]" });
+        };
+        let mut out = self.alloc(4 * x.len(), DType::F32);
+        let xv = self.f32(x);
+        let line = width * channels;
+        // One task per input row: it becomes two output rows.
+        cpu::chunks_mut(out.f32_mut(), 4 * line, |row, out| {
+            let (top, bottom) = out.split_at_mut(2 * line);
+            let source = xv[row * line..(row + 1) * line].chunks_exact(channels);
+            for (out, x) in top.chunks_exact_mut(2 * channels).zip(source) {
+                out[..channels].copy_from_slice(x);
+                out[channels..].copy_from_slice(x);
+            }
+            bottom.copy_from_slice(top);
+        });
+        let needs_grad = self.needs_grad(x);
+        let out = self.push(out, [batch, 2 * height, 2 * width, channels], DType::F32, needs_grad);
+        if needs_grad {
+            self.record(Upsample { x, out });
+        }
+        Ok(out)
+    }
+}
+
+impl Backward for Upsample {
+    fn backward(self, tape: &mut Tape) -> Result<()> {
+        let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
+        let (width, channels) = (self.x.dims()[2], self.x.dims()[3]);
+        let line = width * channels;
+        if let Some(mut grad) = tape.grad(self.x) {
+            let accumulate = grad.accumulate;
+            cpu::chunks_mut(grad.slice(), line, |row, dx| {
+                let (top, bottom) = dy.f32()[row * 4 * line..(row + 1) * 4 * line].split_at(2 * line);
+                for (x, dx) in dx.chunks_exact_mut(channels).enumerate() {
+                    let pair = 2 * x * channels..(2 * x + 2) * channels;
+                    let (top, bottom) = (&top[pair.clone()], &bottom[pair]);
+                    for c in 0..channels {
+                        let sum = (top[c] + top[channels + c]) + (bottom[c] + bottom[channels + c]);
+                        dx[c] = if accumulate { dx[c] + sum } else { sum };
+                    }
+                }
+            });
+            tape.put_grad(grad);
+        }
+        tape.give_back(dy);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{check_gradients, on_tape, values};
+
+    #[test]
+    fn gradients() {
+        for (batch, height, width, channels) in [(1, 1, 1, 1), (2, 3, 2, 5), (1, 2, 4, 17)] {
+            check_gradients(&[&[batch, height, width, channels]], |tape, x| tape.upsample(x[0]));
+        }
+    }
+
+    #[test]
+    fn repeats_every_pixel() {
+        let x = values(2 * 3 * 2, 0);
+        let out = on_tape(&[&[1, 2, 3, 2]], |tape, x| tape.upsample(x[0])).unwrap();
+        for (i, got) in out.iter().enumerate() {
+            let (c, ox, oy) = (i % 2, i / 2 % 6, i / 12);
+            assert_eq!(*got, x[(oy / 2 * 3 + ox / 2) * 2 + c]);
+        }
+    }
+}

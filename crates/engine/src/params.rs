@@ -1,0 +1,229 @@
+//! The parameters of one network: a flat buffer with named views, so that clipping, Adam and checkpoints are one pass each.
+
+use crate::rng::{Key, Rng};
+use crate::{Buffer, Device, Error, Result, Shape};
+
+/// Parameters start on cache lines.
+const ALIGN: usize = 16;
+
+/// How a parameter starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    Constant(f32),
+    /// Normal with this standard deviation.
+    Normal(f32),
+    /// Uniform in plus or minus this bound.
+    Uniform(f32),
+}
+
+/// One named parameter in its network's flat buffer.
+#[derive(Clone, Debug)]
+pub struct ParamSpec {
+    pub name: String,
+    pub shape: Shape,
+    pub init: Init,
+    /// Whether weight decay applies to it.
+    pub decay: bool,
+    /// Where it starts in the flat buffer.
+    pub offset: usize,
+}
+
+/// A handle to one parameter of the [`Params`] it was declared for.
+#[derive(Clone, Copy, Debug)]
+pub struct Param {
+    pub(crate) index: usize,
+    pub(crate) shape: Shape,
+}
+
+impl Param {
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+}
+
+/// Collects the parameters of a network while its layers are built.
+#[derive(Default)]
+pub struct ParamsBuilder {
+    specs: Vec<ParamSpec>,
+    len: usize,
+}
+
+impl ParamsBuilder {
+    pub fn new() -> ParamsBuilder {
+        ParamsBuilder::default()
+    }
+
+    /// Declares a parameter.
+    pub fn add(&mut self, name: impl Into<String>, shape: impl Into<Shape>, init: Init) -> Param {
+        self.declare(name.into(), shape.into(), init, false)
+    }
+
+    /// Declares a parameter that weight decay applies to.
+    pub fn add_decayed(&mut self, name: impl Into<String>, shape: impl Into<Shape>, init: Init) -> Param {
+        self.declare(name.into(), shape.into(), init, true)
+    }
+
+    fn declare(&mut self, name: String, shape: Shape, init: Init, decay: bool) -> Param {
+        let index = self.specs.len();
+        self.specs.push(ParamSpec { name, shape, init, decay, offset: self.len });
+        self.len += shape.len().next_multiple_of(ALIGN);
+        Param { index, shape }
+    }
+
+    /// Trainable parameters, initialised from `seed`.
+    pub fn build(self, device: &Device, name: &str, seed: u64) -> Result<Params> {
+        self.finish(device, name, seed, true)
+    }
+
+    /// Parameters that are never trained: no gradients, no optimiser state.
+    pub fn build_frozen(self, device: &Device, name: &str, seed: u64) -> Result<Params> {
+        self.finish(device, name, seed, false)
+    }
+
+    fn finish(self, device: &Device, name: &str, seed: u64, trainable: bool) -> Result<Params> {
+        let buffer = |what: &str| device.buffer::<f32>(format!("{name} {what}"), [self.len]);
+        let values = buffer("parameters");
+        let mut flat = vec![0.0; self.len];
+        for (index, spec) in self.specs.iter().enumerate() {
+            // One step per parameter: adding a layer does not change how the others start.
+            let mut rng = Rng::new(Key { seed, stream: hash(name), step: index as u64 });
+            for value in &mut flat[spec.offset..spec.offset + spec.shape.len()] {
+                *value = match spec.init {
+                    Init::Constant(c) => c,
+                    Init::Normal(std) => std * rng.normal(),
+                    Init::Uniform(bound) => bound * (2.0 * rng.uniform() - 1.0),
+                };
+            }
+        }
+        values.write(&flat)?;
+        let training = trainable.then(|| Training {
+            gradients: buffer("gradients"),
+            first_moments: buffer("first moments"),
+            second_moments: buffer("second moments"),
+            updates: device.buffer::<i32>(format!("{name} update count"), [1]),
+        });
+        Ok(Params { name: name.to_string(), specs: self.specs, values, training })
+    }
+}
+
+/// FNV-1a, to give each network its own stream.
+fn hash(name: &str) -> u32 {
+    name.bytes().fold(0x811C_9DC5, |h, byte| (h ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
+/// The parameters of one network, with their gradients and optimiser state unless frozen.
+pub struct Params {
+    name: String,
+    specs: Vec<ParamSpec>,
+    pub(crate) values: Buffer,
+    pub(crate) training: Option<Training>,
+}
+
+/// What only trained parameters have. All flat, all laid out like the values.
+pub(crate) struct Training {
+    pub gradients: Buffer,
+    pub first_moments: Buffer,
+    pub second_moments: Buffer,
+    /// How many updates were made, for Adam's bias correction.
+    pub updates: Buffer,
+}
+
+impl Params {
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn specs(&self) -> &[ParamSpec] {
+        &self.specs
+    }
+
+    /// Number of parameters, without the padding between them.
+    pub fn count(&self) -> usize {
+        self.specs.iter().map(|spec| spec.shape.len()).sum()
+    }
+
+    fn spec(&self, name: &str) -> Result<&ParamSpec> {
+        let found = self.specs.iter().find(|spec| spec.name == name);
+        found.ok_or_else(|| Error::UnknownParameter { name: name.to_string() })
+    }
+
+    pub fn get(&self, name: &str) -> Result<Vec<f32>> {
+        let spec = self.spec(name)?;
+        self.values.read_range(spec.offset, spec.offset + spec.shape.len())
+    }
+
+    pub fn set(&self, name: &str, values: &[f32]) -> Result<()> {
+        let spec = self.spec(name)?;
+        let expected = spec.shape.len();
+        if values.len() != expected {
+            return Err(Error::WrongLength { name: name.to_string(), expected, got: values.len() });
+        }
+        self.values.write_at(spec.offset, values)
+    }
+
+    /// The gradient of the last backward pass.
+    pub fn gradient(&self, name: &str) -> Result<Vec<f32>> {
+        let spec = self.spec(name)?;
+        let training = self.training.as_ref().ok_or_else(|| Error::Frozen { name: self.name.clone() })?;
+        training.gradients.read_range(spec.offset, spec.offset + spec.shape.len())
+    }
+
+    /// Everything an exact continuation needs beside the values: (name, buffer) of the optimiser's state. Empty when frozen.
+    pub fn optimiser_state(&self) -> Vec<(&'static str, &Buffer)> {
+        self.training.as_ref().map_or(Vec::new(), |t| {
+            vec![
+                ("first_moments", &t.first_moments),
+                ("second_moments", &t.second_moments),
+                ("updates", &t.updates),
+            ]
+        })
+    }
+
+    /// The flat buffer of all values.
+    pub fn values(&self) -> &Buffer {
+        &self.values
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_named_views_of_one_buffer() -> Result<()> {
+        let device = Device::cpu(Some(1))?;
+        let mut builder = ParamsBuilder::new();
+        builder.add("gain", [3], Init::Constant(1.0));
+        builder.add_decayed("weight", [2, 5], Init::Normal(0.5));
+        let params = builder.build(&device, "net", 0)?;
+        assert_eq!(params.count(), 13);
+        assert_eq!(params.get("gain")?, vec![1.0; 3]);
+        params.set("weight", &[4.0; 10])?;
+        assert_eq!(params.get("weight")?, vec![4.0; 10]);
+        assert_eq!(params.get("gain")?, vec![1.0; 3]);
+        assert_eq!(
+            params.set("weight", &[0.0; 9]).unwrap_err().to_string(),
+            "`weight` holds 10 values, but 9 were given"
+        );
+        assert_eq!(params.get("wieght").unwrap_err().to_string(), "no parameter is called `wieght`");
+        Ok(())
+    }
+
+    #[test]
+    fn initial_values_follow_the_seed_and_the_distribution() -> Result<()> {
+        let device = Device::cpu(Some(1))?;
+        let build = |seed| {
+            let mut builder = ParamsBuilder::new();
+            builder.add("normal", [10_000], Init::Normal(0.02));
+            builder.add("uniform", [10_000], Init::Uniform(0.5));
+            builder.build(&device, "net", seed)
+        };
+        let (a, b, c) = (build(1)?, build(1)?, build(2)?);
+        assert_eq!(a.get("normal")?, b.get("normal")?);
+        assert_ne!(a.get("normal")?, c.get("normal")?);
+        let std = |x: Vec<f32>| (x.iter().map(|v| v * v).sum::<f32>() / x.len() as f32).sqrt();
+        assert!((std(a.get("normal")?) / 0.02 - 1.0).abs() < 0.03);
+        assert!((std(a.get("uniform")?) / (0.5 / 3f32.sqrt()) - 1.0).abs() < 0.03);
+        Ok(())
+    }
+}

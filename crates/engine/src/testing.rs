@@ -1,0 +1,118 @@
+//! Numeric gradient checks, shared by the tests of all ops.
+
+use crate::rng::{Key, Rng};
+use crate::{DType, Device, Init, ParamsBuilder, Result, Shape, Stepper, Tape, Tensor};
+
+/// The values that input number `index` of a check has.
+pub fn values(len: usize, index: usize) -> Vec<f32> {
+    let mut rng = Rng::new(Key::new(42, index as u32));
+    (0..len).map(|_| 2.0 * rng.uniform() - 1.0).collect()
+}
+
+type Op<'a> = &'a (dyn Fn(&mut Tape, &[Tensor]) -> Result<Tensor> + Sync);
+
+/// Runs an op on inputs with [`values`] and returns its result.
+pub fn on_tape(
+    dims: &[&[usize]],
+    op: impl Fn(&mut Tape, &[Tensor]) -> Result<Tensor> + Sync,
+) -> Result<Vec<f32>> {
+    let inputs: Vec<Vec<f32>> = dims.iter().enumerate().map(|(i, d)| values(d.iter().product(), i)).collect();
+    Ok(evaluate(dims, &inputs, &op, None)?.0)
+}
+
+/// A constant on the tape.
+pub fn constant(tape: &mut Tape, values: &[f32], shape: impl Into<Shape>) -> Tensor {
+    let mut block = tape.alloc(values.len(), DType::F32);
+    block.f32_mut().copy_from_slice(values);
+    tape.push(block, shape, DType::F32, false)
+}
+
+/// x [N] moved far up or down in turns: the biases of a layer whose ReLU no step width of a check can switch.
+pub fn spread(tape: &mut Tape, x: Tensor) -> Result<Tensor> {
+    let far: Vec<f32> = (0..x.len()).map(|i| if i % 3 == 1 { -90.0 } else { 90.0 }).collect();
+    let far = constant(tape, &far, x.shape());
+    tape.add(x, far)
+}
+
+/// A row of integers on the tape.
+pub fn integers(tape: &mut Tape, values: &[i32]) -> Tensor {
+    let mut block = tape.alloc(values.len(), DType::I32);
+    block.all_mut::<i32>().copy_from_slice(values);
+    tape.push(block, [values.len()], DType::I32, false)
+}
+
+/// The gradients of an op's inputs at [`values`], for the gradient `seed` of its result.
+pub fn gradients(
+    dims: &[&[usize]],
+    seed: &[f32],
+    op: impl Fn(&mut Tape, &[Tensor]) -> Result<Tensor> + Sync,
+) -> Result<Vec<Vec<f32>>> {
+    let inputs: Vec<Vec<f32>> = dims.iter().enumerate().map(|(i, d)| values(d.iter().product(), i)).collect();
+    Ok(evaluate(dims, &inputs, &op, Some(seed))?.1)
+}
+
+/// The result of the op, and the gradients of its inputs for a given gradient of the result.
+fn evaluate(
+    dims: &[&[usize]],
+    inputs: &[Vec<f32>],
+    op: Op,
+    gradient: Option<&[f32]>,
+) -> Result<(Vec<f32>, Vec<Vec<f32>>)> {
+    let device = Device::cpu(Some(2))?;
+    let mut builder = ParamsBuilder::new();
+    let handles: Vec<_> = dims
+        .iter()
+        .enumerate()
+        .map(|(i, d)| Ok(builder.add(i.to_string(), Shape::try_from(*d)?, Init::Constant(0.0))))
+        .collect::<Result<_>>()?;
+    let params = builder.build(&device, "inputs", 0)?;
+    for (i, values) in inputs.iter().enumerate() {
+        params.set(&i.to_string(), values)?;
+    }
+    let mut stepper = Stepper::new(&device, Key::new(9, 9));
+    let out = stepper.run(|tape| -> Result<Vec<f32>> {
+        let tensors: Vec<Tensor> = handles.iter().map(|&h| tape.param(&params, h)).collect::<Result<_>>()?;
+        let out = op(tape, &tensors)?;
+        let values = tape.read(out)?;
+        if let Some(gradient) = gradient {
+            let mut block = tape.scratch(gradient.len());
+            block.f32_mut().copy_from_slice(gradient);
+            tape.backward_from(out, block)?;
+        }
+        Ok(values)
+    })?;
+    let gradients = (0..dims.len()).map(|i| params.gradient(&i.to_string())).collect::<Result<_>>()?;
+    Ok((out, gradients))
+}
+
+/// Checks an op's gradient with directional derivatives: for each input, along a random direction, the fourth-order central
+/// difference of a random weighting of the result must equal the gradient's projection on it.
+pub fn check_gradients(dims: &[&[usize]], op: impl Fn(&mut Tape, &[Tensor]) -> Result<Tensor> + Sync) {
+    let inputs: Vec<Vec<f32>> = dims.iter().enumerate().map(|(i, d)| values(d.iter().product(), i)).collect();
+    let (out, _) = evaluate(dims, &inputs, &op, None).unwrap();
+    let weights = values(out.len(), 1000);
+    let (_, gradients) = evaluate(dims, &inputs, &op, Some(&weights)).unwrap();
+    for (i, gradient) in gradients.iter().enumerate() {
+        let direction = values(gradient.len(), 2000 + i);
+        let along: f64 = gradient.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
+        let at = |t: f32| -> f64 {
+            let mut moved = inputs.clone();
+            moved[i].iter_mut().zip(&direction).for_each(|(x, d)| *x += t * d);
+            let (out, _) = evaluate(dims, &moved, &op, None).unwrap();
+            out.iter().zip(&weights).map(|(o, w)| f64::from(*o) * f64::from(*w)).sum()
+        };
+        // Kinks (ReLU, max) spoil single step widths, rounding small ones: the best of three must agree.
+        let estimate = |h: f32| {
+            let slope = 8.0 * (at(h) - at(-h)) - (at(2.0 * h) - at(-2.0 * h));
+            slope / (12.0 * f64::from(h))
+        };
+        let scale = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt()
+            * (direction.iter().map(|d| f64::from(*d).powi(2)).sum::<f64>() / direction.len() as f64).sqrt();
+        let errors = [3e-2, 1e-2, 2e-3].map(|h| (estimate(h) - along).abs());
+        let error = errors.iter().copied().fold(f64::INFINITY, f64::min);
+        assert!(
+            error <= 3e-3 * scale + 1e-5,
+            "input {i} of {dims:?}: gradient along a direction {along}, off by {errors:?}"
+        );
+    }
+}
