@@ -81,18 +81,22 @@ pub(crate) fn open_unit(bits: u32) -> f32 {
 pub struct Rng {
     site: Site,
     next: usize,
+    /// The numbers from the last multiple of `BATCH` on.
+    batch: [u32; BATCH],
 }
 
 impl Rng {
     pub fn new(key: Key) -> Rng {
-        Rng { site: key.site(u32::MAX), next: 0 }
+        Rng { site: key.site(u32::MAX), next: 0, batch: [0; BATCH] }
     }
 
     pub fn next_u32(&mut self) -> u32 {
-        let mut value = 0;
-        self.site.for_range(self.next, 1, |_, bits| value = bits);
+        let at = self.next % BATCH;
+        if at == 0 {
+            self.site.fill(self.next, &mut self.batch);
+        }
         self.next += 1;
-        value
+        self.batch[at]
     }
 
     /// Uniform in [0, 1).

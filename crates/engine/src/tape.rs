@@ -62,6 +62,17 @@ impl Stepper {
         self.tape.arena.bytes()
     }
 
+    /// Runs one step without gradients: parameters are constants, nothing is recorded.
+    pub fn infer<R: Send, E: Send>(
+        &mut self,
+        step: impl FnOnce(&mut Tape) -> Result<R, E> + Send,
+    ) -> Result<R, E> {
+        self.tape.recording = false;
+        let result = self.run(step);
+        self.tape.recording = true;
+        result
+    }
+
     /// Runs one step. Its tensors are gone when it returns; the counter moves on even when it fails.
     pub fn run<R: Send, E: Send>(
         &mut self,
@@ -120,6 +131,8 @@ pub struct Tape {
     generation: u64,
     key: Key,
     sites: u32,
+    /// Whether parameters ask for gradients in this step.
+    recording: bool,
 }
 
 /// A gradient taken out for writing.
@@ -152,6 +165,7 @@ impl Tape {
             generation: next_generation(),
             key,
             sites: 0,
+            recording: true,
         }
     }
 
@@ -209,7 +223,8 @@ impl Tape {
         if let Some(found) = self.params.iter().find(|p| p.values == bound) {
             return Ok(found.first_node);
         }
-        let gradients = params.training.as_ref().map(|t| self.bind(&t.gradients)).transpose()?;
+        let training = params.training.as_ref().filter(|_| self.recording);
+        let gradients = training.map(|t| self.bind(&t.gradients)).transpose()?;
         let first_node = self.nodes.len() as u32;
         for spec in params.specs() {
             self.nodes.push(Node {
@@ -233,14 +248,26 @@ impl Tape {
         if end > limit {
             return Err(Error::RangeOutOfBounds { op: OP, start, end, limit });
         }
+        self.store_rows(buffer, start, tensor, 0, tensor.len())
+    }
+
+    /// Copies elements `from..from + len` of a tensor to elements `start..` of a buffer.
+    pub(crate) fn store_rows(
+        &mut self,
+        buffer: &Buffer,
+        start: usize,
+        tensor: Tensor,
+        from: usize,
+        len: usize,
+    ) -> Result<()> {
         let bound = self.bind(buffer)?;
+        if matches!(&self.nodes[tensor.node as usize].data, Data::Bound { bound: b, .. } if *b == bound) {
+            return Err(Error::InUse { name: buffer.slot.name.clone() });
+        }
         let mut block = std::mem::take(&mut self.bound[bound].block);
         let size = tensor.dtype.size();
-        let target = &mut block.all_mut::<u8>()[start * size..end * size];
-        // The tensor may be the buffer itself: then there is nothing to move.
-        if !matches!(&self.nodes[tensor.node as usize].data, Data::Bound { bound: b, .. } if *b == bound) {
-            target.copy_from_slice(bytemuck::cast_slice(self.bytes(tensor)));
-        }
+        let source = &self.bytes(tensor)[from * size..(from + len) * size];
+        block.all_mut::<u8>()[start * size..(start + len) * size].copy_from_slice(source);
         self.bound[bound].block = block;
         Ok(())
     }

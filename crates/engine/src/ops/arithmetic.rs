@@ -95,6 +95,16 @@ impl Tape {
         Ok(out)
     }
 
+    /// x cut to [low, high]. For looking at values: no gradient flows through.
+    pub fn clamp(&mut self, x: Tensor, low: f32, high: f32) -> Result<Tensor> {
+        self.check_f32("clamp", &[x])?;
+        let mut out = self.alloc(x.len(), DType::F32);
+        for (o, x) in out.f32_mut().iter_mut().zip(self.f32(x)) {
+            *o = x.max(low).min(high);
+        }
+        Ok(self.push(out, x.shape(), DType::F32, false))
+    }
+
     /// The mean of all elements.
     pub fn mean(&mut self, x: Tensor) -> Result<Tensor> {
         self.mean_op(x, None)

@@ -10,6 +10,7 @@ mod dropout;
 mod embedding;
 mod frames;
 mod group_norm;
+mod labels;
 mod layer_norm;
 mod linear;
 mod losses;

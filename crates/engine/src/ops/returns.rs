@@ -17,7 +17,7 @@ impl Tape {
         self.check_f32(OP, &[rewards, values])?;
         self.check(OP, ends, DType::I32)?;
         for other in [ends, values] {
-            if other.shape() != rewards.shape() || rewards.shape().rank() != 2 {
+            if other.shape() != rewards.shape() || rewards.shape().rank() != 2 || rewards.len() == 0 {
                 let rule = "rewards, ends and values are all [B, T]";
                 return Err(Error::ShapeMismatch { op: OP, lhs: rewards.shape(), rhs: other.shape(), rule });
             }
@@ -37,6 +37,21 @@ impl Tape {
     }
 }
 
+impl Tape {
+    /// 1 for every step up to and including the first end, 0 after it: ends i32 [B, T] -> [B, T]
+    pub fn alive(&mut self, ends: Tensor) -> Result<Tensor> {
+        self.check("alive", ends, DType::I32)?;
+        let time = ends.shape().last().max(1);
+        let mut out = self.alloc(ends.len(), DType::F32);
+        let rows = out.f32_mut().chunks_exact_mut(time).zip(self.i32(ends).chunks_exact(time));
+        for (out, ends) in rows {
+            let last = ends.iter().position(|&e| e != 0).unwrap_or(time);
+            out.iter_mut().enumerate().for_each(|(t, o)| *o = if t <= last { 1.0 } else { 0.0 });
+        }
+        Ok(self.push(out, ends.shape(), DType::F32, false))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,6 +66,8 @@ mod tests {
             let values = constant(tape, &[0.5, 1.5, 2.5, 1.0, 2.0, 3.0], [2, 3]);
             let ends = integers(tape, &[0, 0, 0, 0, 1, 0]);
             let ends = tape.reshape(ends, [2, 3])?;
+            let alive = tape.alive(ends)?;
+            assert_eq!(tape.read::<f32>(alive)?, [1.0, 1.0, 1.0, 1.0, 1.0, 0.0]);
             let out = tape.lambda_returns(rewards, ends, values, 0.9, 0.8)?;
             let out = tape.read::<f32>(out)?;
             let middle = 0.9 * 2.5;

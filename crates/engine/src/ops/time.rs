@@ -1,7 +1,7 @@
 //! Cutting and joining along a dimension: time, mostly.
 
 use super::Backward;
-use crate::{DType, Error, Result, Shape, Tape, Tensor};
+use crate::{Buffer, DType, Error, Result, Shape, Tape, Tensor};
 
 /// A range along one dimension.
 pub(crate) struct Slice {
@@ -111,6 +111,30 @@ impl Tape {
     }
 }
 
+impl Tape {
+    /// Writes step `t` of a recorded sequence: tensor [B, ..] into buffer [B, T, ..].
+    pub fn store_step(&mut self, buffer: &Buffer, t: usize, tensor: Tensor) -> Result<()> {
+        const OP: &str = "store step";
+        self.check(OP, tensor, buffer.dtype())?;
+        let fits = buffer.shape().rank() >= 2
+            && tensor.dims().first() == buffer.shape().dims().first()
+            && tensor.shape().len() * buffer.shape().dims()[1] == buffer.shape().len();
+        if !fits {
+            let rule = "the tensor is [B, ..] for a buffer [B, T, ..]";
+            return Err(Error::ShapeMismatch { op: OP, lhs: tensor.shape(), rhs: buffer.shape(), rule });
+        }
+        let (batch, time) = (buffer.shape().dims()[0], buffer.shape().dims()[1]);
+        if t >= time {
+            return Err(Error::IndexOutOfRange { op: OP, index: t as i64, position: 0, limit: time });
+        }
+        let row = tensor.shape().len() / batch.max(1);
+        for b in 0..batch {
+            self.store_rows(buffer, (b * time + t) * row, tensor, b * row, row)?;
+        }
+        Ok(())
+    }
+}
+
 impl Backward for Slice {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
@@ -199,6 +223,26 @@ mod tests {
             assert_eq!(tape.read::<i32>(joined)?, vec![1, 2, 3]);
             Ok(x[0])
         })?;
+        Ok(())
+    }
+
+    #[test]
+    fn steps_of_a_recording_are_stored_apart() -> Result<()> {
+        let device = crate::Device::cpu(Some(1))?;
+        let recording = device.buffer::<i32>("recording", [2, 3, 2]);
+        crate::Stepper::new(&device, crate::Key::new(0, 0)).run(|tape| -> Result<()> {
+            let x = integers(tape, &[1, 2, 3, 4]);
+            let x = tape.reshape(x, [2, 2])?;
+            tape.store_step(&recording, 1, x)?;
+            assert!(matches!(
+                tape.store_step(&recording, 3, x),
+                Err(Error::IndexOutOfRange { limit: 3, .. })
+            ));
+            let wide = tape.reshape(x, [4])?;
+            assert!(matches!(tape.store_step(&recording, 0, wide), Err(Error::ShapeMismatch { .. })));
+            Ok(())
+        })?;
+        assert_eq!(recording.read::<i32>()?, [0, 0, 1, 2, 0, 0, 0, 0, 3, 4, 0, 0]);
         Ok(())
     }
 

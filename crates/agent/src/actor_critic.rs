@@ -1,0 +1,207 @@
+//! The policy and the value function: a CNN and an LSTM over reconstructed frames (paper, section 2.3 and appendix A.3).
+
+use engine::{Device, Init, Lstm, Param, Params, Result, Stride, Tape, Tensor};
+
+use crate::layers::{Builder, Conv, Linear, LinearInit, Network};
+use crate::reference::Layout;
+use crate::{ActorCriticConfig, TokenizerConfig};
+
+pub struct ActorCritic {
+    pub config: ActorCriticConfig,
+    pub network: Network,
+    convs: Vec<Conv>,
+    lstm: Linear,
+    lstm_hidden: Linear,
+    critic: Linear,
+    actor: Linear,
+}
+
+/// What the network says about frames.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy {
+    /// [.., A]
+    pub logits: Tensor,
+    /// [..]
+    pub values: Tensor,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct ActorCriticLosses {
+    pub total: Tensor,
+    pub actions: Tensor,
+    pub values: Tensor,
+    pub entropy: Tensor,
+}
+
+impl ActorCriticLosses {
+    /// The losses under the names that the reference release logs.
+    pub fn named(&self) -> [(&'static str, Tensor); 4] {
+        [
+            ("actor_critic/train/total_loss", self.total),
+            ("actor_critic/train/loss_actions", self.actions),
+            ("actor_critic/train/loss_values", self.values),
+            ("actor_critic/train/loss_entropy", self.entropy),
+        ]
+    }
+}
+
+/// What the losses of imagined trajectories depend on.
+#[derive(Clone, Copy, Debug)]
+pub struct Returns {
+    pub gamma: f32,
+    pub lambda: f32,
+    pub entropy_weight: f32,
+    /// Leave out what follows an imagined end, as the paper says. The reference release keeps it.
+    pub stop_at_end: bool,
+}
+
+impl ActorCritic {
+    pub fn new(
+        device: &Device,
+        config: &ActorCriticConfig,
+        tokenizer: &TokenizerConfig,
+        actions: usize,
+        seed: u64,
+    ) -> Result<ActorCritic> {
+        let mut b = Builder::new(LinearInit::Uniform);
+        let mut inputs = 3;
+        let mut convs = Vec::new();
+        for (i, &channels) in config.channels.iter().enumerate() {
+            convs.push(b.conv3x3(&format!("conv{}", i + 1), inputs, channels)?);
+            inputs = channels;
+        }
+        let size = tokenizer.frame_size >> config.channels.len();
+        let (features, hidden) = (size * size * inputs, config.hidden);
+        let init = Init::Uniform(1.0 / (hidden as f32).sqrt());
+        let layout = Layout::Flattened { height: size, width: size, channels: inputs };
+        let mut lstm_param = |name: &str, shape: &[usize], layout| -> Result<Param> {
+            b.within("lstm", |b| b.param(name, shape, init, layout))
+        };
+        let weight_ih = lstm_param("weight_ih", &[4 * hidden, features], layout)?;
+        let weight_hh = lstm_param("weight_hh", &[4 * hidden, hidden], Layout::Same)?;
+        let bias_ih = lstm_param("bias_ih", &[4 * hidden], Layout::Same)?;
+        let bias_hh = lstm_param("bias_hh", &[4 * hidden], Layout::Same)?;
+        let critic = b.linear("critic_linear", hidden, 1)?;
+        let actor = b.linear("actor_linear", hidden, actions)?;
+        Ok(ActorCritic {
+            config: config.clone(),
+            network: b.finish(device, "actor_critic", seed)?,
+            convs,
+            lstm: Linear { weight: weight_ih, bias: bias_ih },
+            lstm_hidden: Linear { weight: weight_hh, bias: bias_hh },
+            critic,
+            actor,
+        })
+    }
+
+    fn params(&self) -> &Params {
+        &self.network.params
+    }
+
+    /// Frames [N, H, W, 3] in [0, 1] -> the input's share of the LSTM's gates, [N, 4 * hidden].
+    pub fn look(&self, tape: &mut Tape, frames: Tensor) -> Result<Tensor> {
+        let mut x = tape.affine(frames, 2.0, -1.0)?;
+        for conv in &self.convs {
+            x = conv.forward(tape, self.params(), x, Stride::One)?;
+            x = tape.max_pool(x)?;
+            x = tape.relu(x)?;
+        }
+        let batch = frames.dims()[0];
+        let features = x.shape().len() / batch.max(1);
+        let x = tape.reshape(x, [batch, features])?;
+        self.lstm.forward(tape, self.params(), x)
+    }
+
+    /// One step of the LSTM: gates [B, 4 * hidden] from [`look`](ActorCritic::look).
+    pub fn remember(&self, tape: &mut Tape, gates: Tensor, state: Lstm) -> Result<Lstm> {
+        let weight = tape.param(self.params(), self.lstm_hidden.weight)?;
+        let bias = tape.param(self.params(), self.lstm_hidden.bias)?;
+        tape.lstm_cell(gates, state, weight, bias)
+    }
+
+    /// [`remember`](ActorCritic::remember) for the rows whose mask (i32 [B]) is not 0; the others keep their state. Without gradient.
+    pub fn remember_masked(&self, tape: &mut Tape, gates: Tensor, state: Lstm, mask: Tensor) -> Result<Lstm> {
+        let after = self.remember(tape, gates, state)?;
+        Ok(Lstm {
+            hidden: tape.select_rows(mask, after.hidden, state.hidden)?,
+            cell: tape.select_rows(mask, after.cell, state.cell)?,
+        })
+    }
+
+    /// Hidden state [.., hidden] -> action logits [.., A] and values [..].
+    pub fn decide(&self, tape: &mut Tape, hidden: Tensor) -> Result<Policy> {
+        let logits = self.actor.forward(tape, self.params(), hidden)?;
+        let values = self.critic.forward(tape, self.params(), hidden)?;
+        let values = tape.reshape(values, hidden.shape().without_last())?;
+        Ok(Policy { logits, values })
+    }
+
+    /// A whole sequence from a given state: frames [B, T, H, W, 3] in [0, 1] -> logits [B, T, A], values [B, T]. The CNN runs over all
+    /// frames at once, gradients flow through the LSTM over time.
+    pub fn follow(&self, tape: &mut Tape, frames: Tensor, mut state: Lstm) -> Result<Policy> {
+        let &[batch, time, height, width, colours] = frames.dims() else {
+            let (op, rule) = ("actor-critic", "frames are [B, T, H, W, 3]");
+            return Err(engine::Error::BadShape { op, shape: frames.shape(), rule });
+        };
+        let flat = tape.reshape(frames, [batch * time, height, width, colours])?;
+        let gates = self.look(tape, flat)?;
+        let (gate_width, hidden) = (4 * self.config.hidden, self.config.hidden);
+        let gates = tape.reshape(gates, [batch, time, gate_width])?;
+        let mut states = Vec::with_capacity(time);
+        for t in 0..time {
+            let now = tape.slice(gates, 1, t, t + 1)?;
+            let now = tape.reshape(now, [batch, gate_width])?;
+            state = self.remember(tape, now, state)?;
+            states.push(tape.reshape(state.hidden, [batch, 1, hidden])?);
+        }
+        let all = tape.concat(&states, 1)?;
+        self.decide(tape, all)
+    }
+
+    /// REINFORCE with a baseline, value regression and an entropy bonus over an imagined trajectory: policy over T steps, and what it did
+    /// (actions i32, rewards f32, ends i32, all [B, T]). The last step's value is the bootstrap; losses are over the steps before it.
+    pub fn loss(
+        &self,
+        tape: &mut Tape,
+        policy: Policy,
+        actions: Tensor,
+        rewards: Tensor,
+        ends: Tensor,
+        config: &Returns,
+    ) -> Result<ActorCriticLosses> {
+        let steps = actions.dims()[1] - 1;
+        let values = tape.detach(policy.values)?;
+        let returns = tape.lambda_returns(rewards, ends, values, config.gamma, config.lambda)?;
+        let before_last = |tape: &mut Tape, x: Tensor| tape.slice(x, 1, 0, steps);
+        let returns = before_last(tape, returns)?;
+        let baseline = before_last(tape, values)?;
+        let actions = before_last(tape, actions)?;
+        let logits = before_last(tape, policy.logits)?;
+        let values = before_last(tape, policy.values)?;
+        let mut weights = tape.alive(ends)?;
+        if !config.stop_at_end {
+            weights = tape.affine(weights, 0.0, 1.0)?;
+        }
+        let weights = before_last(tape, weights)?;
+
+        let baseline = tape.affine(baseline, -1.0, 0.0)?;
+        let advantage = tape.add(returns, baseline)?;
+        let log_probs = tape.log_prob(logits, actions)?;
+        let gain = tape.mul(log_probs, advantage)?;
+        let gain = tape.weighted_mean(gain, weights)?;
+        let loss_actions = tape.affine(gain, -1.0, 0.0)?;
+
+        let negative = tape.affine(returns, -1.0, 0.0)?;
+        let error = tape.add(values, negative)?;
+        let squared = tape.mul(error, error)?;
+        let loss_values = tape.weighted_mean(squared, weights)?;
+
+        let entropy = tape.entropy(logits)?;
+        let entropy = tape.weighted_mean(entropy, weights)?;
+        let loss_entropy = tape.affine(entropy, -config.entropy_weight, 0.0)?;
+
+        let total = tape.add(loss_actions, loss_values)?;
+        let total = tape.add(total, loss_entropy)?;
+        Ok(ActorCriticLosses { total, actions: loss_actions, values: loss_values, entropy: loss_entropy })
+    }
+}

@@ -1,0 +1,205 @@
+//! Imagination: the policy acts inside the world model (paper, section 2.3).
+
+use engine::{Buffer, Device, Key, Lstm, Result, Stepper, Tape, Tensor};
+
+use crate::{Agent, Memory};
+
+/// Rolls dreams out, `batch` at a time. Each imagined step is one step of the engine: nothing goes through the host in between.
+pub struct Dreamer {
+    batch: usize,
+    horizon: usize,
+    burn_in: usize,
+    stepper: Stepper,
+    memory: Memory,
+    start: Start,
+    /// The frame being looked at, i32 [B, K].
+    tokens: Buffer,
+    /// The policy's LSTM, [B, hidden] each.
+    hidden: Buffer,
+    cell: Buffer,
+    trajectories: Trajectories,
+}
+
+/// Where dreams start. Filled before [`Dreamer::dream`].
+pub struct Start {
+    /// Reconstructed frames before the first imagined one, [B, N, H, W, 3] in [0, 1].
+    pub frames: Buffer,
+    /// i32 [B, N]: 0 for padding.
+    pub mask: Buffer,
+    /// Tokens of the first frame, i32 [B, K].
+    pub tokens: Buffer,
+}
+
+/// What was dreamt: everything the actor-critic's loss needs.
+pub struct Trajectories {
+    /// What the policy saw, [B, T, H, W, 3] in [0, 1].
+    pub frames: Buffer,
+    /// i32 [B, T]
+    pub actions: Buffer,
+    /// The sign of the reward, [B, T].
+    pub rewards: Buffer,
+    /// i32 [B, T]
+    pub ends: Buffer,
+    /// The policy's LSTM before the first frame, [B, hidden] each.
+    pub hidden: Buffer,
+    pub cell: Buffer,
+}
+
+impl Dreamer {
+    /// `horizon` imagined steps after `burn_in` frames that warm the policy's LSTM up.
+    pub fn new(
+        device: &Device,
+        agent: &Agent,
+        batch: usize,
+        horizon: usize,
+        burn_in: usize,
+        key: Key,
+    ) -> Dreamer {
+        let (size, k) = (agent.config.tokenizer.frame_size, agent.config.tokenizer.tokens());
+        let width = agent.config.actor_critic.hidden;
+        let state = |name: &str| device.buffer::<f32>(name, [batch, width]);
+        Dreamer {
+            batch,
+            horizon,
+            burn_in,
+            stepper: Stepper::new(device, key),
+            memory: agent.world_model.memory(device, batch),
+            start: Start {
+                frames: device.buffer::<f32>("frames before the dream", [batch, burn_in, size, size, 3]),
+                mask: device.buffer::<i32>("mask before the dream", [batch, burn_in]),
+                tokens: device.buffer::<i32>("tokens of the first frame", [batch, k]),
+            },
+            tokens: device.buffer::<i32>("dreamt tokens", [batch, k]),
+            hidden: state("hidden state"),
+            cell: state("cell state"),
+            trajectories: Trajectories {
+                frames: device.buffer::<f32>("dreamt frames", [batch, horizon, size, size, 3]),
+                actions: device.buffer::<i32>("dreamt actions", [batch, horizon]),
+                rewards: device.buffer::<f32>("dreamt rewards", [batch, horizon]),
+                ends: device.buffer::<i32>("dreamt ends", [batch, horizon]),
+                hidden: state("hidden state before the dream"),
+                cell: state("cell state before the dream"),
+            },
+        }
+    }
+
+    pub fn start(&self) -> &Start {
+        &self.start
+    }
+
+    /// The randomness of the next dream.
+    pub fn key(&self) -> Key {
+        self.stepper.key()
+    }
+
+    /// Positions of the world model's memory that the last dream used.
+    pub fn positions(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Dreams from [`start`](Dreamer::start). The policy samples at `temperature`, the world model at 1.
+    pub fn dream(&mut self, agent: &Agent, temperature: f32) -> Result<&Trajectories> {
+        self.warm_up(agent)?;
+        for t in 0..self.horizon {
+            let last = t + 1 == self.horizon;
+            let Dreamer { stepper, memory, tokens, hidden, cell, trajectories, .. } = self;
+            stepper.infer(|tape| -> Result<()> {
+                // The policy looks at the decoded frame and acts.
+                let seen = tape.buffer(tokens)?;
+                let frame = agent.tokenizer.render(tape, seen)?;
+                tape.store_step(&trajectories.frames, t, frame)?;
+                let state = load_state(tape, hidden, cell)?;
+                let gates = agent.actor_critic.look(tape, frame)?;
+                let state = agent.actor_critic.remember(tape, gates, state)?;
+                let logits = agent.actor_critic.decide(tape, state.hidden)?.logits;
+                let action = tape.sample(logits, temperature)?;
+                tape.store_step(&trajectories.actions, t, action)?;
+                tape.store(hidden, 0, state.hidden)?;
+                tape.store(cell, 0, state.cell)?;
+                // The world model answers with reward, end and, unless the dream is over, the next frame.
+                let thought = agent.world_model.see_action(tape, memory, action)?;
+                let (reward, end) = agent.world_model.consequences(tape, thought)?;
+                let reward = tape.sample(reward, 1.0)?;
+                let reward = tape.integers(reward, 1.0, -1.0)?;
+                tape.store_step(&trajectories.rewards, t, reward)?;
+                let end = tape.sample(end, 1.0)?;
+                tape.store_step(&trajectories.ends, t, end)?;
+                if !last {
+                    let next = next_frame(tape, agent, memory, thought)?;
+                    tape.store(tokens, 0, next)?;
+                }
+                Ok(())
+            })?;
+        }
+        Ok(&self.trajectories)
+    }
+
+    /// Shows the burn-in frames to the policy and the first frame's tokens to the world model.
+    fn warm_up(&mut self, agent: &Agent) -> Result<()> {
+        let (batch, burn_in, width) = (self.batch, self.burn_in, agent.config.actor_critic.hidden);
+        self.memory.clear();
+        self.hidden.write(&vec![0f32; batch * width])?;
+        self.cell.write(&vec![0f32; batch * width])?;
+        let Dreamer { stepper, memory, start, tokens, hidden, cell, trajectories, .. } = self;
+        stepper.infer(|tape| -> Result<()> {
+            let mut state = load_state(tape, hidden, cell)?;
+            if burn_in > 0 {
+                let frames = tape.buffer(&start.frames)?;
+                let mask = tape.buffer(&start.mask)?;
+                state = burn_in_policy(tape, agent, frames, mask, state)?;
+            }
+            for (buffer, part) in [(&trajectories.hidden, state.hidden), (&trajectories.cell, state.cell)] {
+                tape.store(buffer, 0, part)?;
+            }
+            if burn_in > 0 {
+                tape.store(hidden, 0, state.hidden)?;
+                tape.store(cell, 0, state.cell)?;
+            }
+            let first = tape.buffer(&start.tokens)?;
+            tape.store(tokens, 0, first)?;
+            agent.world_model.see_tokens(tape, memory, first)?;
+            Ok(())
+        })
+    }
+}
+
+fn load_state(tape: &mut Tape, hidden: &Buffer, cell: &Buffer) -> Result<Lstm> {
+    Ok(Lstm { hidden: tape.buffer(hidden)?, cell: tape.buffer(cell)? })
+}
+
+/// The LSTM's state after frames [B, N, H, W, 3] in [0, 1], skipping padded ones (mask i32 [B, N]).
+fn burn_in_policy(
+    tape: &mut Tape,
+    agent: &Agent,
+    frames: Tensor,
+    mask: Tensor,
+    mut state: Lstm,
+) -> Result<Lstm> {
+    let &[batch, steps, height, width, colours] = frames.dims() else { return Ok(state) };
+    let gate_width = 4 * agent.config.actor_critic.hidden;
+    let flat = tape.reshape(frames, [batch * steps, height, width, colours])?;
+    let gates = agent.actor_critic.look(tape, flat)?;
+    let gates = tape.reshape(gates, [batch, steps, gate_width])?;
+    for t in 0..steps {
+        let now = tape.slice(gates, 1, t, t + 1)?;
+        let now = tape.reshape(now, [batch, gate_width])?;
+        let real = tape.slice(mask, 1, t, t + 1)?;
+        let real = tape.reshape(real, [batch])?;
+        state = agent.actor_critic.remember_masked(tape, now, state, real)?;
+    }
+    Ok(state)
+}
+
+/// Samples the K tokens of the next frame one after the other, each from what came before, and remembers all of them.
+fn next_frame(tape: &mut Tape, agent: &Agent, memory: &mut Memory, mut thought: Tensor) -> Result<Tensor> {
+    let batch = thought.dims()[0];
+    let mut tokens = Vec::with_capacity(agent.world_model.tokens);
+    for _ in 0..agent.world_model.tokens {
+        let logits = agent.world_model.next_token(tape, thought)?;
+        let token = tape.sample(logits, 1.0)?;
+        let token = tape.reshape(token, [batch, 1])?;
+        tokens.push(token);
+        thought = agent.world_model.see_tokens(tape, memory, token)?;
+    }
+    tape.concat(&tokens, 1)
+}

@@ -1,0 +1,46 @@
+//! The paper: "Transformers are Sample-Efficient World Models" (ICLR 2023).
+//!
+//! Three networks and the dream they share. [`Tokenizer`] turns frames into tokens and back, [`WorldModel`] predicts the next tokens,
+//! rewards and ends, [`ActorCritic`] acts on reconstructed frames, and [`imagine`] lets it act inside the world model.
+
+mod actor_critic;
+mod config;
+mod imagine;
+mod layers;
+mod perceptual;
+pub mod reference;
+mod tokenizer;
+mod world_model;
+
+pub use actor_critic::{ActorCritic, ActorCriticLosses, Policy, Returns};
+pub use config::{ActorCriticConfig, AgentConfig, TokenizerConfig, WorldModelConfig};
+pub use imagine::{Dreamer, Start, Trajectories};
+pub use layers::Network;
+pub use perceptual::Perceptual;
+pub use tokenizer::{Tokenizer, TokenizerLosses};
+pub use world_model::{Memory, WorldModel, WorldModelBatch, WorldModelLosses, WorldModelOutput};
+
+pub use engine::{Error, Result};
+
+use engine::Device;
+
+/// The three networks.
+pub struct Agent {
+    pub config: AgentConfig,
+    pub tokenizer: Tokenizer,
+    pub world_model: WorldModel,
+    pub actor_critic: ActorCritic,
+}
+
+impl Agent {
+    /// Fresh networks, initialised from `seed`.
+    pub fn new(device: &Device, config: &AgentConfig, seed: u64) -> Result<Agent> {
+        let tokenizer = &config.tokenizer;
+        Ok(Agent {
+            config: config.clone(),
+            tokenizer: Tokenizer::new(device, tokenizer, seed)?,
+            world_model: WorldModel::new(device, &config.world_model, tokenizer, config.actions, seed)?,
+            actor_critic: ActorCritic::new(device, &config.actor_critic, tokenizer, config.actions, seed)?,
+        })
+    }
+}

@@ -1,0 +1,344 @@
+//! The world model: a GPT over frame tokens and actions that predicts the next tokens, rewards and ends (paper, section 2.2).
+
+use engine::{Activation, Device, Init, KvCache, Param, Params, Result, Tape, Tensor};
+
+use crate::layers::{Builder, Linear, LinearInit, Network, Norm};
+use crate::{TokenizerConfig, WorldModelConfig};
+
+/// Reward classes: the sign of the reward, plus one.
+const REWARDS: usize = 3;
+const ENDS: usize = 2;
+
+pub struct WorldModel {
+    pub config: WorldModelConfig,
+    pub network: Network,
+    /// K, frame tokens per step; one action token follows them.
+    pub tokens: usize,
+    blocks: Vec<Block>,
+    final_norm: Norm,
+    positions: Param,
+    action_table: Param,
+    token_table: Param,
+    head_observations: Head,
+    head_rewards: Head,
+    head_ends: Head,
+}
+
+/// What the model says at every step of a sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct WorldModelOutput {
+    /// After the final norm, [B, L * (K + 1), D].
+    pub hidden: Tensor,
+    /// [B, L * K, N]: prediction n is of frame token n + 1 of the flattened sequence.
+    pub observations: Tensor,
+    /// [B, L, 3]
+    pub rewards: Tensor,
+    /// [B, L, 2]
+    pub ends: Tensor,
+}
+
+/// A batch of sequences. Padded steps have mask 0.
+#[derive(Clone, Copy, Debug)]
+pub struct WorldModelBatch {
+    /// i32 [B, L, K]
+    pub tokens: Tensor,
+    /// i32 [B, L]
+    pub actions: Tensor,
+    /// The sign of the reward plus one, i32 [B, L].
+    pub rewards: Tensor,
+    /// i32 [B, L]
+    pub ends: Tensor,
+    /// i32 [B, L]
+    pub mask: Tensor,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct WorldModelLosses {
+    pub total: Tensor,
+    pub observations: Tensor,
+    pub rewards: Tensor,
+    pub ends: Tensor,
+}
+
+impl WorldModelLosses {
+    /// The losses under the names that the reference release logs.
+    pub fn named(&self) -> [(&'static str, Tensor); 4] {
+        [
+            ("world_model/train/total_loss", self.total),
+            ("world_model/train/loss_obs", self.observations),
+            ("world_model/train/loss_rewards", self.rewards),
+            ("world_model/train/loss_ends", self.ends),
+        ]
+    }
+}
+
+/// What a rollout remembers: keys and values of all positions so far.
+pub struct Memory {
+    cache: KvCache,
+}
+
+impl Memory {
+    /// Positions used so far.
+    pub fn len(&self) -> usize {
+        self.cache.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.cache.is_empty()
+    }
+
+    pub fn clear(&mut self) {
+        self.cache.clear();
+    }
+}
+
+impl WorldModel {
+    pub fn new(
+        device: &Device,
+        config: &WorldModelConfig,
+        tokenizer: &TokenizerConfig,
+        actions: usize,
+        seed: u64,
+    ) -> Result<WorldModel> {
+        let mut b = Builder::new(LinearInit::Normal(config.init_std));
+        let (width, init) = (config.width, Init::Normal(config.init_std));
+        let (blocks, final_norm) = b.within("transformer", |b| -> Result<_> {
+            let blocks = (0..config.layers)
+                .map(|i| b.within(&format!("blocks.{i}"), |b| Block::new(b, config)))
+                .collect::<Result<Vec<_>>>()?;
+            Ok((blocks, b.norm("ln_f", width)?))
+        })?;
+        let positions = b.embedding("pos_emb", config.steps * (tokenizer.tokens() + 1), width, init)?;
+        let (action_table, token_table) = b.within("embedder", |b| -> Result<_> {
+            Ok((
+                b.embedding("embedding_tables.0", actions, width, init)?,
+                b.embedding("embedding_tables.1", tokenizer.vocabulary, width, init)?,
+            ))
+        })?;
+        let head_observations = Head::new(&mut b, "head_observations", width, tokenizer.vocabulary)?;
+        let head_rewards = Head::new(&mut b, "head_rewards", width, REWARDS)?;
+        let head_ends = Head::new(&mut b, "head_ends", width, ENDS)?;
+        Ok(WorldModel {
+            config: config.clone(),
+            network: b.finish(device, "world_model", seed)?,
+            tokens: tokenizer.tokens(),
+            blocks,
+            final_norm,
+            positions,
+            action_table,
+            token_table,
+            head_observations,
+            head_rewards,
+            head_ends,
+        })
+    }
+
+    fn params(&self) -> &Params {
+        &self.network.params
+    }
+
+    /// Tokens i32 [B, L, K], actions i32 [B, L] -> predictions. With dropout while training only.
+    pub fn forward(
+        &self,
+        tape: &mut Tape,
+        tokens: Tensor,
+        actions: Tensor,
+        train: bool,
+    ) -> Result<WorldModelOutput> {
+        let &[batch, steps, k] = tokens.dims() else {
+            let (op, rule) = ("world model", "tokens are [B, L, K]");
+            return Err(engine::Error::BadShape { op, shape: tokens.shape(), rule });
+        };
+        let (params, width) = (self.params(), self.config.width);
+        let dropout = if train { self.config.dropout } else { 0.0 };
+        let (token_table, action_table) =
+            (tape.param(params, self.token_table)?, tape.param(params, self.action_table)?);
+        // [B, L, K, D] and [B, L, 1, D] -> [B, L * (K + 1), D]
+        let frames = tape.embedding(token_table, tokens)?;
+        let actions = tape.reshape(actions, [batch, steps, 1])?;
+        let actions = tape.embedding(action_table, actions)?;
+        let x = tape.concat(&[frames, actions], 2)?;
+        let x = tape.reshape(x, [batch, steps * (k + 1), width])?;
+        let positions = tape.param(params, self.positions)?;
+        let x = tape.add_positions(x, positions, 0)?;
+        let mut x = tape.dropout(x, dropout)?;
+        for block in &self.blocks {
+            x = block.forward(tape, params, self.config.heads, dropout, x)?;
+        }
+        let hidden = self.final_norm.layer(tape, params, x)?;
+
+        // Heads look only at the positions they speak for: [B, L, K + 1, D] without the last frame token, and the action token.
+        let by_step = tape.reshape(hidden, [batch, steps, k + 1, width])?;
+        let frame_positions = tape.slice(by_step, 2, 0, k - 1)?;
+        let action_positions = tape.slice(by_step, 2, k, k + 1)?;
+        let speaking = tape.concat(&[frame_positions, action_positions], 2)?;
+        let speaking = tape.reshape(speaking, [batch, steps * k, width])?;
+        let at_actions = tape.reshape(action_positions, [batch, steps, width])?;
+        Ok(WorldModelOutput {
+            hidden,
+            observations: self.head_observations.forward(tape, params, speaking)?,
+            rewards: self.head_rewards.forward(tape, params, at_actions)?,
+            ends: self.head_ends.forward(tape, params, at_actions)?,
+        })
+    }
+
+    /// Cross-entropy of next tokens, rewards and ends, summed; padded steps are ignored.
+    pub fn loss(&self, tape: &mut Tape, batch: &WorldModelBatch, train: bool) -> Result<WorldModelLosses> {
+        let output = self.forward(tape, batch.tokens, batch.actions, train)?;
+        let rows = batch.tokens.dims()[0];
+        let labels = tape.mask_labels(batch.tokens, batch.mask)?;
+        // Prediction n is of token n + 1: the first token has no prediction, the last prediction no token.
+        let labels = tape.reshape(labels, [rows, output.observations.dims()[1]])?;
+        let labels = tape.shift_labels(labels)?;
+        let observations = tape.cross_entropy(output.observations, labels)?;
+        let labels = tape.mask_labels(batch.rewards, batch.mask)?;
+        let rewards = tape.cross_entropy(output.rewards, labels)?;
+        let labels = tape.mask_labels(batch.ends, batch.mask)?;
+        let ends = tape.cross_entropy(output.ends, labels)?;
+        let total = tape.add(observations, rewards)?;
+        let total = tape.add(total, ends)?;
+        Ok(WorldModelLosses { total, observations, rewards, ends })
+    }
+
+    // ---- rollouts, one or more tokens at a time ----
+
+    /// Memory for rollouts of `batch` sequences.
+    pub fn memory(&self, device: &Device, batch: usize) -> Memory {
+        let (config, capacity) = (&self.config, self.config.steps * (self.tokens + 1));
+        let head_width = config.width / config.heads;
+        Memory { cache: KvCache::new(device, config.layers, batch, config.heads, head_width, capacity) }
+    }
+
+    /// Passes new frame tokens i32 [B, n] through the model, after everything in memory -> hidden [B, n, D].
+    pub fn see_tokens(&self, tape: &mut Tape, memory: &mut Memory, tokens: Tensor) -> Result<Tensor> {
+        let table = tape.param(self.params(), self.token_table)?;
+        let x = tape.embedding(table, tokens)?;
+        self.advance(tape, memory, x)
+    }
+
+    /// Passes an action i32 [B] through the model -> hidden [B, 1, D].
+    pub fn see_action(&self, tape: &mut Tape, memory: &mut Memory, actions: Tensor) -> Result<Tensor> {
+        let table = tape.param(self.params(), self.action_table)?;
+        let actions = tape.reshape(actions, [actions.dims()[0], 1])?;
+        let x = tape.embedding(table, actions)?;
+        self.advance(tape, memory, x)
+    }
+
+    /// Embedded tokens [B, n, D] at the next n positions -> hidden [B, n, D].
+    fn advance(&self, tape: &mut Tape, memory: &mut Memory, x: Tensor) -> Result<Tensor> {
+        let params = self.params();
+        let positions = tape.param(params, self.positions)?;
+        let mut x = tape.add_positions(x, positions, memory.cache.len())?;
+        for (layer, block) in self.blocks.iter().enumerate() {
+            x = block.cached(tape, params, &memory.cache, layer, x)?;
+        }
+        memory.cache.advance(x.dims()[1]);
+        self.final_norm.layer(tape, params, x)
+    }
+
+    /// Logits of the next frame token, [.., N], from hidden [.., D].
+    pub fn next_token(&self, tape: &mut Tape, hidden: Tensor) -> Result<Tensor> {
+        self.head_observations.forward(tape, self.params(), hidden)
+    }
+
+    /// Logits of reward [.., 3] and end [.., 2], from hidden [.., D] of an action.
+    pub fn consequences(&self, tape: &mut Tape, hidden: Tensor) -> Result<(Tensor, Tensor)> {
+        let rewards = self.head_rewards.forward(tape, self.params(), hidden)?;
+        let ends = self.head_ends.forward(tape, self.params(), hidden)?;
+        Ok((rewards, ends))
+    }
+}
+
+/// Pre-norm transformer block.
+struct Block {
+    norm1: Norm,
+    norm2: Norm,
+    key: Linear,
+    query: Linear,
+    value: Linear,
+    projection: Linear,
+    expand: Linear,
+    contract: Linear,
+}
+
+impl Block {
+    fn new(b: &mut Builder, config: &WorldModelConfig) -> Result<Block> {
+        let width = config.width;
+        Ok(Block {
+            norm1: b.norm("ln1", width)?,
+            norm2: b.norm("ln2", width)?,
+            key: b.linear("attn.key", width, width)?,
+            query: b.linear("attn.query", width, width)?,
+            value: b.linear("attn.value", width, width)?,
+            projection: b.linear("attn.proj", width, width)?,
+            expand: b.linear("mlp.0", width, 4 * width)?,
+            contract: b.linear("mlp.2", 4 * width, width)?,
+        })
+    }
+
+    fn forward(
+        &self,
+        tape: &mut Tape,
+        params: &Params,
+        heads: usize,
+        dropout: f32,
+        x: Tensor,
+    ) -> Result<Tensor> {
+        let h = self.norm1.layer(tape, params, x)?;
+        let [q, k, v] = self.projections(tape, params, h)?;
+        let h = tape.causal_attention(q, k, v, heads, dropout)?;
+        let h = self.projection.forward(tape, params, h)?;
+        let x = tape.dropout_residual(h, dropout, x)?;
+        let h = self.norm2.layer(tape, params, x)?;
+        let h = self.expand.activated(tape, params, h, Activation::Gelu)?;
+        let h = self.contract.forward(tape, params, h)?;
+        tape.dropout_residual(h, dropout, x)
+    }
+
+    fn cached(
+        &self,
+        tape: &mut Tape,
+        params: &Params,
+        cache: &KvCache,
+        layer: usize,
+        x: Tensor,
+    ) -> Result<Tensor> {
+        let h = self.norm1.layer(tape, params, x)?;
+        let [q, k, v] = self.projections(tape, params, h)?;
+        let h = tape.cached_attention(q, k, v, cache, layer)?;
+        let x = self.projection.plus(tape, params, h, x)?;
+        let h = self.norm2.layer(tape, params, x)?;
+        let h = self.expand.activated(tape, params, h, Activation::Gelu)?;
+        self.contract.plus(tape, params, h, x)
+    }
+
+    fn projections(&self, tape: &mut Tape, params: &Params, h: Tensor) -> Result<[Tensor; 3]> {
+        Ok([
+            self.query.forward(tape, params, h)?,
+            self.key.forward(tape, params, h)?,
+            self.value.forward(tape, params, h)?,
+        ])
+    }
+}
+
+/// Linear, ReLU, Linear.
+struct Head {
+    hidden: Linear,
+    out: Linear,
+}
+
+impl Head {
+    fn new(b: &mut Builder, name: &str, width: usize, outputs: usize) -> Result<Head> {
+        b.within(name, |b| {
+            Ok(Head {
+                hidden: b.linear("head_module.0", width, width)?,
+                out: b.linear("head_module.2", width, outputs)?,
+            })
+        })
+    }
+
+    fn forward(&self, tape: &mut Tape, params: &Params, x: Tensor) -> Result<Tensor> {
+        let h = self.hidden.activated(tape, params, x, Activation::Relu)?;
+        self.out.forward(tape, params, h)
+    }
+}
