@@ -14,7 +14,7 @@ pub(crate) use conv::{
 pub(crate) use gemm::{
     Layout, Mat, Packed, Start, gemm, gemm_packed, gemm_scratch_len, gemm_serial, packed_len,
 };
-pub(crate) use parallel::{chunks_mut, chunks2_mut, column_sums, column_sums_scratch_len};
+pub(crate) use parallel::{chunks_mut, chunks2_mut, chunks2_mut_of, column_sums, column_sums_scratch_len};
 
 /// The instruction sets kernels are compiled for. The best one the machine has is chosen at run time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

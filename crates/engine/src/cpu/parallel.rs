@@ -29,9 +29,18 @@ pub(crate) fn chunks2_mut<T: Send, U: Send>(
     b: (&mut [U], usize),
     f: impl Fn(usize, &mut [T], &mut [U]) + Sync + Send,
 ) {
-    let (a, a_chunk) = a;
-    let (b, b_chunk) = b;
-    if a.len().max(b.len()) <= SERIAL {
+    let work = a.0.len().max(b.0.len());
+    chunks2_mut_of(work, a, b, f);
+}
+
+/// [`chunks2_mut`] for loops whose work, in elements touched, is not the length of what they write.
+pub(crate) fn chunks2_mut_of<T: Send, U: Send>(
+    work: usize,
+    (a, a_chunk): (&mut [T], usize),
+    (b, b_chunk): (&mut [U], usize),
+    f: impl Fn(usize, &mut [T], &mut [U]) + Sync + Send,
+) {
+    if work <= SERIAL {
         a.chunks_mut(a_chunk).zip(b.chunks_mut(b_chunk)).enumerate().for_each(|(i, (x, y))| f(i, x, y));
     } else {
         a.par_chunks_mut(a_chunk)

@@ -317,6 +317,9 @@ unsafe fn few_by_rows<S: Simd, const OUTS: usize>(
     }
 }
 
+/// Groups of rows of W that are asked for ahead of their use; the stream is too broken for the hardware to guess.
+const AHEAD: usize = 2;
+
 #[inline(always)]
 unsafe fn dots<S: Simd, const R: usize, const OUTS: usize>(
     x: *const f32,
@@ -333,7 +336,9 @@ unsafe fn dots<S: Simd, const R: usize, const OUTS: usize>(
         for p in 0..vectors {
             let mut wv = [S::splat(0.0); OUTS];
             for o in 0..OUTS {
-                wv[o] = S::load(w.add(o * k + p * S::LANES));
+                let at = w.add(o * k + p * S::LANES);
+                wv[o] = S::load(at);
+                S::prefetch(at.wrapping_add(AHEAD * OUTS * k));
             }
             for r in 0..R {
                 let xv = S::load(x.add(r * k + p * S::LANES));
@@ -364,6 +369,9 @@ trait Simd {
     /// a * b + c
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     unsafe fn sum(v: Self::V) -> f32;
+    /// Brings a line into the cache; any address is allowed.
+    #[inline(always)]
+    fn prefetch(_p: *const f32) {}
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -392,6 +400,12 @@ impl Simd for Avx512 {
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         // SAFETY: called only where AVX-512 is enabled.
         unsafe { std::arch::x86_64::_mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn prefetch(p: *const f32) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
     #[inline(always)]
     unsafe fn sum(v: Self::V) -> f32 {
@@ -426,6 +440,12 @@ impl Simd for Avx2 {
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         // SAFETY: called only where FMA is enabled.
         unsafe { std::arch::x86_64::_mm256_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn prefetch(p: *const f32) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
     #[inline(always)]
     unsafe fn sum(v: Self::V) -> f32 {

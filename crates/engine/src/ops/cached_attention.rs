@@ -134,7 +134,8 @@ impl Tape {
                 blend(scores, &vv[i * capacity * d..], out);
             }
         };
-        cpu::chunks2_mut((parts.f32_mut(), tokens * d), (scores.f32_mut(), capacity), task);
+        let work = batch * tokens * end * width;
+        cpu::chunks2_mut_of(work, (parts.f32_mut(), tokens * d), (scores.f32_mut(), capacity), task);
         let mut out = self.alloc(batch * tokens * width, DType::F32);
         for (i, part) in parts.f32().chunks_exact(tokens * d).enumerate() {
             let (image, head) = (i / heads, i % heads);

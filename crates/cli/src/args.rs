@@ -1,0 +1,49 @@
+//! The command line.
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+/// IRIS: an agent that learns a world model of a game and learns to play inside it.
+#[derive(Parser)]
+#[command(version, arg_required_else_help = true)]
+pub struct Args {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Time the paper-size networks on this machine.
+    Bench(BenchArgs),
+}
+
+/// Times steps at paper size and prints one line each: the best of several runs, and the most memory the process held.
+///
+/// `scripts/bench_pytorch.py` prints the same lines for PyTorch. Run both with nothing else running.
+#[derive(clap::Args)]
+pub struct BenchArgs {
+    /// What to time; everything if not given.
+    #[arg(value_enum)]
+    pub cases: Vec<BenchCase>,
+
+    /// Worker threads; one per core if not given.
+    #[arg(long)]
+    pub threads: Option<usize>,
+
+    /// How often to repeat each case; the best counts.
+    #[arg(long, default_value_t = 7)]
+    pub repeats: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchCase {
+    /// Tokenizer training step, batch 8, without the perceptual loss.
+    Tokenizer,
+    /// Tokenizer training step, batch 8, with the perceptual loss.
+    TokenizerPerceptual,
+    /// World model training step, batch 2 of 20 steps.
+    WorldModel,
+    /// Actor-critic training step, 4 trajectories of 20 frames.
+    ActorCritic,
+    /// 340 tokens decoded one by one with the key/value cache, batch 8.
+    Decode,
+}

@@ -1,0 +1,21 @@
+//! `iris`: what the user typed becomes a validated command, and a Result becomes an exit code.
+
+mod args;
+mod bench;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let result = match args::Args::parse().command {
+        args::Command::Bench(args) => bench::run(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
