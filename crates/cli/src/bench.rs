@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use agent::{Agent, AgentConfig, Perceptual, Returns, WorldModelBatch};
+use agent::{ActorCritic, AgentConfig, Perceptual, Returns, Tokenizer, WorldModel, WorldModelBatch};
 use anyhow::Result;
 use clap::ValueEnum;
 use engine::{Adam, Buffer, Device, Key, Lstm, Rng, Shape, Stepper};
@@ -15,8 +15,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
     let cases = if args.cases.is_empty() { BenchCase::value_variants().to_vec() } else { args.cases };
     for case in cases {
         forget_peak_memory();
-        let agent = Agent::new(&device, &AgentConfig { actions: 6, ..AgentConfig::default() }, 0)?;
-        let mut bench = Bench::new(&device, agent, args.repeats)?;
+        let mut bench = Bench::new(&device, args.repeats);
         let best = match case {
             BenchCase::Tokenizer => bench.tokenizer(None)?,
             BenchCase::TokenizerPerceptual => {
@@ -36,22 +35,27 @@ pub fn run(args: BenchArgs) -> Result<()> {
 
 struct Bench {
     device: Device,
-    agent: Agent,
+    config: AgentConfig,
     stepper: Stepper,
     repeats: usize,
     rng: Rng,
 }
 
 impl Bench {
-    fn new(device: &Device, agent: Agent, repeats: usize) -> Result<Bench> {
+    fn new(device: &Device, repeats: usize) -> Bench {
         let key = Key::new(0, 0);
-        Ok(Bench {
+        Bench {
             device: device.clone(),
-            agent,
+            config: AgentConfig { actions: 6, ..AgentConfig::default() },
             stepper: Stepper::new(device, key),
             repeats: repeats.max(1),
             rng: Rng::new(key),
-        })
+        }
+    }
+
+    fn new_world_model(&self) -> Result<WorldModel> {
+        let config = &self.config;
+        Ok(WorldModel::new(&self.device, &config.world_model, &config.tokenizer, config.actions, 0)?)
     }
 
     /// Seconds of the fastest run after one that warms up.
@@ -82,8 +86,8 @@ impl Bench {
 
     fn tokenizer(&mut self, perceptual: Option<&Perceptual>) -> Result<f64> {
         let frames = self.numbers("frames", [8, 64, 64, 3])?;
+        let tokenizer = Tokenizer::new(&self.device, &self.config.tokenizer, 0)?;
         self.best(|bench| {
-            let tokenizer = &bench.agent.tokenizer;
             Ok(bench.stepper.run(|tape| -> engine::Result<()> {
                 let x = tape.buffer(&frames)?;
                 let x = tape.affine(x, 2.0, -1.0)?;
@@ -103,8 +107,8 @@ impl Bench {
         let mask = self.integers("mask", [2, 20], 1)?;
         mask.write(&[1i32; 40])?;
         let adam = Adam { weight_decay: 0.01, ..Adam::default() };
+        let model = self.new_world_model()?;
         self.best(|bench| {
-            let model = &bench.agent.world_model;
             Ok(bench.stepper.run(|tape| -> engine::Result<()> {
                 let batch = WorldModelBatch {
                     tokens: tape.buffer(&tokens)?,
@@ -128,13 +132,16 @@ impl Bench {
         let ends = self.integers("ends", [4, 20], 1)?;
         let state = self.numbers("state", [4, 512])?;
         let returns = Returns { gamma: 0.995, lambda: 0.95, entropy_weight: 0.001, stop_at_end: true };
+        let config = &self.config;
+        let policy =
+            ActorCritic::new(&self.device, &config.actor_critic, &config.tokenizer, config.actions, 0)?;
         self.best(|bench| {
-            let policy = &bench.agent.actor_critic;
             Ok(bench.stepper.run(|tape| -> engine::Result<()> {
                 let frames = tape.buffer(&frames)?;
                 let state = Lstm { hidden: tape.buffer(&state)?, cell: tape.buffer(&state)? };
                 let output = policy.follow(tape, frames, state)?;
-                let (actions, rewards, ends) = (tape.buffer(&actions)?, tape.buffer(&rewards)?, tape.buffer(&ends)?);
+                let (actions, rewards, ends) =
+                    (tape.buffer(&actions)?, tape.buffer(&rewards)?, tape.buffer(&ends)?);
                 let losses = policy.loss(tape, output, actions, rewards, ends, &returns)?;
                 tape.backward(losses.total)?;
                 tape.adam(&policy.network.params, &Adam::default())?;
@@ -145,10 +152,10 @@ impl Bench {
 
     fn decode(&mut self) -> Result<f64> {
         let tokens = self.integers("tokens", [8, 1], 512)?;
-        let mut memory = self.agent.world_model.memory(&self.device, 8);
+        let model = self.new_world_model()?;
+        let mut memory = model.memory(&self.device, 8);
         self.best(|bench| {
             memory.clear();
-            let model = &bench.agent.world_model;
             for _ in 0..340 {
                 bench.stepper.infer(|tape| -> engine::Result<()> {
                     let token = tape.buffer(&tokens)?;

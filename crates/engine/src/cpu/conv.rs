@@ -4,6 +4,7 @@
 use super::gemm::{Mat, Out, Packed, packed_len};
 use super::parallel;
 use super::tile::{self, From, MAX_NR, MR, Segment, Tile};
+use super::winograd::Winograd;
 
 const TAPS: usize = 9;
 
@@ -38,6 +39,18 @@ impl ConvShape {
         if self.stride == 1 { n } else { n / 2 }
     }
 
+    /// The fast way to compute the convolution, where there is one that pays.
+    fn winograd(&self) -> Option<Winograd> {
+        let ConvShape { batch, height, width, inputs, outputs, stride } = *self;
+        Some(Winograd { batch, height, width, inputs, outputs }).filter(|w| stride == 1 && w.pays())
+    }
+
+    /// The fast way to compute the input's gradient.
+    fn winograd_backward(&self) -> Option<Winograd> {
+        let swapped = ConvShape { inputs: self.outputs, outputs: self.inputs, ..*self };
+        swapped.winograd()
+    }
+
     /// Where the first tap of output 0 falls.
     fn pad(&self) -> isize {
         if self.stride == 1 { 1 } else { 0 }
@@ -55,7 +68,10 @@ pub(crate) struct Epilogue<'a> {
 pub(crate) fn conv_scratch_len(shape: &ConvShape) -> usize {
     let forward = packed_len(TAPS * shape.inputs, shape.outputs);
     let backward = TAPS * packed_len(shape.outputs, shape.inputs);
-    forward.max(backward) + shape.inputs.max(shape.outputs)
+    let fast = |way: Option<Winograd>| way.map_or(0, |w| w.scratch_len());
+    (forward.max(backward) + shape.inputs.max(shape.outputs))
+        .max(fast(shape.winograd()))
+        .max(fast(shape.winograd_backward()))
 }
 
 /// out [B, H', W', O] = x [B, H, W, I] * w [O, 3, 3, I] + bias
@@ -69,6 +85,10 @@ pub(crate) fn conv_forward(
     scratch: &mut [f32],
 ) {
     let k = TAPS * shape.inputs;
+    if let Some(fast) = shape.winograd() {
+        let filter = |tap: usize, i: usize, o: usize| (o * TAPS + tap) * shape.inputs + i;
+        return fast.run(x, w, filter, bias, false, epilogue, out, scratch);
+    }
     let (room, zeros) = scratch.split_at_mut(packed_len(k, shape.outputs));
     zeros.fill(0.0);
     // [panel][tap][input][width]
@@ -111,6 +131,10 @@ pub(crate) fn conv_input_gradient(
     accumulate: bool,
     scratch: &mut [f32],
 ) {
+    if let Some(fast) = shape.winograd_backward() {
+        let filter = |tap: usize, i: usize, o: usize| (i * TAPS + TAPS - 1 - tap) * shape.inputs + o;
+        return fast.run(dy, w, filter, None, accumulate, Epilogue::default(), dx, scratch);
+    }
     let width = tile::panel_width();
     let tap_len = packed_len(shape.outputs, shape.inputs);
     let (room, zeros) = scratch.split_at_mut(TAPS * tap_len);

@@ -66,7 +66,7 @@ impl<'a> Packed<'a> {
         b.check(k, n);
         let width = tile::panel_width();
         let room = &mut room[..packed_len(k, n)];
-        parallel::chunks_mut(room, k * width, |panel, out| pack_panel(b, k, n, panel, out));
+        parallel::chunks_mut(room, k * width, |panel, out| pack_panel(b, n, panel, out));
         Packed { data: room, k, n, width, panel: k * width }
     }
 
@@ -76,7 +76,7 @@ impl<'a> Packed<'a> {
         let width = tile::panel_width();
         let room = &mut room[..packed_len(k, n)];
         for (panel, out) in room.chunks_mut((k * width).max(1)).enumerate() {
-            pack_panel(b, k, n, panel, out);
+            pack_panel(b, n, panel, out);
         }
         Packed { data: room, k, n, width, panel: k * width }
     }
@@ -90,7 +90,7 @@ impl Packed<'_> {
     }
 }
 
-fn pack_panel(b: Mat, k: usize, n: usize, panel: usize, out: &mut [f32]) {
+fn pack_panel(b: Mat, n: usize, panel: usize, out: &mut [f32]) {
     let width = tile::panel_width();
     let first = panel * width;
     let cols = width.min(n - first);
@@ -101,19 +101,40 @@ fn pack_panel(b: Mat, k: usize, n: usize, panel: usize, out: &mut [f32]) {
             line[cols..].fill(0.0);
         }
     } else {
-        // Transposing: sixteen steps of k at a time, so that the lines being written stay in the cache.
-        const STEPS: usize = 16;
-        for p0 in (0..k).step_by(STEPS) {
-            let steps = STEPS.min(k - p0);
-            let out = &mut out[p0 * width..(p0 + steps) * width];
-            for j in 0..cols {
-                let column = &b.data[(first + j) * b.col + p0 * b.row..];
-                for p in 0..steps {
-                    out[p * width + j] = column[p * b.row];
-                }
+        for (p0, out) in out.chunks_mut(SQUARE * width).enumerate() {
+            for j0 in (0..cols).step_by(SQUARE) {
+                let columns = &b.data[(first + j0) * b.col + p0 * SQUARE * b.row..];
+                transpose(columns, b.row, b.col, SQUARE.min(cols - j0), &mut out[j0..], width);
             }
             for line in out.chunks_exact_mut(width) {
                 line[cols..].fill(0.0);
+            }
+        }
+    }
+}
+
+/// Side of the squares that a transposing copy works in.
+const SQUARE: usize = 16;
+
+super::multiversion! {
+    /// out[p][j] = columns[j][p] for j < count and all lines p of `out`, at most a square of them.
+    fn transpose(columns: &[f32], row: usize, col: usize, count: usize, out: &mut [f32], width: usize) {
+        let steps = out.len().div_ceil(width);
+        let mut square = [[0.0; SQUARE]; SQUARE];
+        if row == 1 && steps == SQUARE && count == SQUARE {
+            // Through registers: whole vectors are read and written.
+            for (j, line) in square.iter_mut().enumerate() {
+                line.copy_from_slice(&columns[j * col..j * col + SQUARE]);
+            }
+            for p in 0..SQUARE {
+                let line: [f32; SQUARE] = std::array::from_fn(|j| square[j][p]);
+                out[p * width..p * width + SQUARE].copy_from_slice(&line);
+            }
+        } else {
+            for j in 0..count {
+                for p in 0..steps {
+                    out[p * width + j] = columns[j * col + p * row];
+                }
             }
         }
     }

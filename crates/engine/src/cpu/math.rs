@@ -47,7 +47,7 @@ pub(crate) fn erf(x: f32) -> f32 {
     let p = p * s + 0.003_408_291;
     let p = p * s + 0.050_955_694;
     let p = p * s + 0.185_208_32;
-    let p = p * s + 1.128_379_2;
+    let p = p * s + std::f32::consts::FRAC_2_SQRT_PI;
     let q = -1.179_160_3e-7;
     let q = q * s + 0.000_023_547_966;
     let q = q * s + 0.001_017_962_5;
@@ -87,7 +87,7 @@ pub(crate) fn ln(x: f32) -> f32 {
     let p = p * t - 1.666_805_8e-1;
     let p = p * t + 2.000_071_5e-1;
     let p = p * t - 2.499_999_4e-1;
-    let p = p * t + 3.333_333_1e-1;
+    let p = p * t + 3.333_333e-1;
     let e = e as f32;
     t + (t * t * (p * t - 0.5) + e * -2.121_944_4e-4) + e * 0.693_359_4
 }

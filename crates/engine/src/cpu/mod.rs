@@ -6,6 +6,7 @@ mod gemm;
 pub(crate) mod math;
 mod parallel;
 mod tile;
+mod winograd;
 
 pub(crate) use conv::{
     ConvShape, Epilogue, conv_forward, conv_input_gradient, conv_scratch_len, conv_weight_gradient,

@@ -11,6 +11,28 @@ pub(crate) fn for_each(tasks: usize, f: impl Fn(usize) + Sync + Send) {
     }
 }
 
+/// Threads that run tasks.
+pub(crate) fn threads() -> usize {
+    rayon::current_num_threads()
+}
+
+/// Calls `f(task, room)` for every task, where each thread has `room_len` elements of `rooms` to itself. `f` must not start loops of its own.
+pub(crate) fn for_each_in(
+    tasks: usize,
+    rooms: &mut [f32],
+    room_len: usize,
+    f: impl Fn(usize, &mut [f32]) + Sync + Send,
+) {
+    assert!(rooms.len() >= threads() * room_len);
+    let rooms = super::gemm::Out(rooms.as_mut_ptr());
+    (0..tasks).into_par_iter().with_max_len(1).for_each(|task| {
+        let thread = rayon::current_thread_index().unwrap_or(0);
+        // SAFETY: room number `thread` lies inside `rooms` (checked above) and only this thread uses it; it runs one task at a time.
+        let room = unsafe { std::slice::from_raw_parts_mut(rooms.get().add(thread * room_len), room_len) };
+        f(task, room);
+    });
+}
+
 /// Below this many elements a loop is not worth waking another thread for.
 const SERIAL: usize = 1 << 14;
 

@@ -1,0 +1,255 @@
+//! What holds for whole steps: the same bits every time, no allocation once warm, errors that lose nothing.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use engine::{
+    Activation, Adam, Device, Error, Init, Key, Lstm, Param, Params, ParamsBuilder, Result, Stepper, Stride,
+    Tape, Tensor,
+};
+
+/// Counts allocations of the whole process.
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: everything is passed on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// A small network that uses every kind of op: convolutions, norms, attention, quantiser, LSTM, dropout, losses.
+struct Net {
+    params: Params,
+    conv: [Param; 2],
+    down: [Param; 2],
+    norm: [Param; 2],
+    qkv: [Param; 3],
+    codebook: Param,
+    gates: Param,
+    recurrent: [Param; 2],
+    head: Param,
+}
+
+const CHANNELS: usize = 32;
+
+impl Net {
+    fn new(device: &Device) -> Result<Net> {
+        let mut b = ParamsBuilder::new();
+        let c = CHANNELS;
+        let init = Init::Normal(0.1);
+        Ok(Net {
+            conv: [b.add("conv", [c, 3, 3, 3], init), b.add("conv.bias", [c], init)],
+            down: [b.add("down", [c, 3, 3, c], init), b.add("down.bias", [c], init)],
+            norm: [b.add("gain", [c], Init::Constant(1.0)), b.add("shift", [c], init)],
+            qkv: [b.add_decayed("q", [c, c], init), b.add("k", [c, c], init), b.add("v", [c, c], init)],
+            codebook: b.add("codebook", [11, c], init),
+            gates: b.add("gates", [4 * c, c], init),
+            recurrent: [b.add("recurrent", [4 * c, c], init), b.add("recurrent.bias", [4 * c], init)],
+            head: b.add("head", [5, c], init),
+            params: b.build(device, "net", 3)?,
+        })
+    }
+
+    fn loss(&self, tape: &mut Tape, frames: Tensor, labels: Tensor) -> Result<Tensor> {
+        let p = |tape: &mut Tape, param: Param| tape.param(&self.params, param);
+        let (w, b) = (p(tape, self.conv[0])?, p(tape, self.conv[1])?);
+        let x = tape.frames(frames, 2.0 / 255.0, -1.0)?;
+        let x = tape.conv3x3(x, w, b, Stride::One)?;
+        let (w, b) = (p(tape, self.down[0])?, p(tape, self.down[1])?);
+        let x = tape.conv3x3(x, w, b, Stride::Two)?;
+        let (gain, shift) = (p(tape, self.norm[0])?, p(tape, self.norm[1])?);
+        let x = tape.group_norm(x, gain, shift, 8, 1e-6, true)?;
+        let batch = x.dims()[0];
+        let rows = x.shape().rows() / batch;
+        let x = tape.reshape(x, [batch, rows, CHANNELS])?;
+        let mut qkv = Vec::with_capacity(3);
+        for param in self.qkv {
+            let w = p(tape, param)?;
+            qkv.push(tape.linear(x, w, None, Activation::Gelu)?);
+        }
+        let y = tape.causal_attention(qkv[0], qkv[1], qkv[2], 4, 0.1)?;
+        let x = tape.dropout_residual(y, 0.1, x)?;
+        let codebook = p(tape, self.codebook)?;
+        let q = tape.quantise(x, codebook, 0.25)?;
+        let gates = p(tape, self.gates)?;
+        let gates = tape.linear(q.embedded, gates, None, Activation::None)?;
+        let (w, b) = (p(tape, self.recurrent[0])?, p(tape, self.recurrent[1])?);
+        let zero = tape.slice(q.embedded, 1, 0, 1)?;
+        let zero = tape.reshape(zero, [batch, CHANNELS])?;
+        let mut state = Lstm { hidden: zero, cell: zero };
+        for t in 0..3 {
+            let now = tape.slice(gates, 1, t, t + 1)?;
+            let now = tape.reshape(now, [batch, 4 * CHANNELS])?;
+            state = tape.lstm_cell(now, state, w, b)?;
+        }
+        let head = p(tape, self.head)?;
+        let logits = tape.linear(state.hidden, head, None, Activation::None)?;
+        let loss = tape.cross_entropy(logits, labels)?;
+        let commitment = tape.affine(q.commitment, 0.01, 0.0)?;
+        tape.add(loss, commitment)
+    }
+}
+
+struct Run {
+    device: Device,
+    net: Net,
+    frames: engine::Buffer,
+    labels: engine::Buffer,
+    loss: engine::Buffer,
+    stepper: Stepper,
+}
+
+impl Run {
+    fn new(threads: usize) -> Result<Run> {
+        let device = Device::cpu(Some(threads))?;
+        let frames = device.buffer::<u8>("frames", [6, 16, 16, 3]);
+        frames.write(
+            &(0..6 * 16 * 16 * 3).map(|i| (i / (16 * 16 * 3) * 30 + i * 37 % 97) as u8).collect::<Vec<_>>(),
+        )?;
+        let labels = device.buffer::<i32>("labels", [6]);
+        labels.write(&[0, 1, 2, 3, 4, -1])?;
+        Ok(Run {
+            net: Net::new(&device)?,
+            loss: device.buffer::<f32>("loss", [1]),
+            stepper: Stepper::new(&device, Key::new(5, 1)),
+            device,
+            frames,
+            labels,
+        })
+    }
+
+    fn step(&mut self) -> Result<()> {
+        let Run { net, frames, labels, loss, stepper, .. } = self;
+        stepper.run(|tape| {
+            let (frames, labels) = (tape.buffer(frames)?, tape.buffer(labels)?);
+            let value = net.loss(tape, frames, labels)?;
+            tape.backward(value)?;
+            tape.adam(&net.params, &Adam { learning_rate: 3e-3, weight_decay: 0.01, ..Adam::default() })?;
+            tape.store(loss, 0, value)
+        })
+    }
+
+    fn bits(&self) -> Result<Vec<u32>> {
+        let mut bits: Vec<u32> =
+            self.net.params.values().read::<f32>()?.iter().map(|v| v.to_bits()).collect();
+        bits.push(self.loss.read::<f32>()?[0].to_bits());
+        Ok(bits)
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bits_with_any_number_of_threads() -> Result<()> {
+    let mut results = Vec::new();
+    for threads in [1, 2, 1, 2, 3] {
+        let mut run = Run::new(threads)?;
+        for _ in 0..5 {
+            run.step()?;
+        }
+        results.push(run.bits()?);
+    }
+    assert!(results.iter().all(|r| r == &results[0]));
+    Ok(())
+}
+
+#[test]
+fn a_step_learns_and_another_seed_differs() -> Result<()> {
+    let mut run = Run::new(2)?;
+    run.step()?;
+    let first = run.loss.read::<f32>()?[0];
+    for _ in 0..80 {
+        run.step()?;
+    }
+    let last = run.loss.read::<f32>()?[0];
+    assert!(last < 0.75 * first, "{first} to {last}");
+    // Dropout follows the key: other numbers from here on, other weights.
+    let mut other = Run::new(2)?;
+    other.stepper.set_key(Key::new(6, 1));
+    other.step()?;
+    let mut same = Run::new(2)?;
+    same.step()?;
+    assert_ne!(other.bits()?, same.bits()?);
+    Ok(())
+}
+
+#[test]
+fn a_warm_step_does_not_allocate() -> Result<()> {
+    // One thread, so that nothing but the step runs. The first steps fill the arena.
+    let mut run = Run::new(1)?;
+    for _ in 0..3 {
+        run.step()?;
+    }
+    let arena = run.stepper.arena_bytes();
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    for _ in 0..10 {
+        run.step()?;
+    }
+    let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    assert_eq!(run.stepper.arena_bytes(), arena);
+    // The net's own Vec of three tensors, and what the thread pool needs to hand a step over.
+    assert!(allocations <= 10 * 3, "{allocations} allocations in 10 steps");
+    Ok(())
+}
+
+#[test]
+fn a_failed_step_gives_everything_back() -> Result<()> {
+    let mut run = Run::new(2)?;
+    run.step()?;
+    let before = run.bits()?;
+    // Labels out of range: the step stops in the middle of its forward pass.
+    run.labels.write(&[9i32; 6])?;
+    assert!(matches!(run.step(), Err(Error::IndexOutOfRange { op: "cross-entropy", index: 9, .. })));
+    assert_eq!(run.bits()?, before);
+    run.labels.write(&[0i32, 1, 2, 3, 4, -1])?;
+    run.step()
+}
+
+#[test]
+fn nan_is_reported_and_changes_no_parameter() -> Result<()> {
+    let mut run = Run::new(1)?;
+    let mut head = run.net.params.get("head")?;
+    head[0] = f32::NAN;
+    run.net.params.set("head", &head)?;
+    let before = run.bits()?;
+    let error = run.step().unwrap_err();
+    assert!(error.to_string().starts_with("the loss is NaN: the computation has diverged"), "{error}");
+    assert_eq!(run.bits()?, before);
+    Ok(())
+}
+
+#[test]
+fn tensors_end_with_their_step() -> Result<()> {
+    let mut run = Run::new(1)?;
+    let frames = run.frames.clone();
+    let old = run.stepper.run(|tape| tape.buffer(&frames))?;
+    let error = run.stepper.run(|tape| tape.frames(old, 1.0, 0.0).map(|_| ())).unwrap_err();
+    assert_eq!(error, Error::StaleTensor { op: "frames" });
+    Ok(())
+}
+
+#[test]
+fn a_buffer_belongs_to_one_step_at_a_time() -> Result<()> {
+    let run = Run::new(1)?;
+    let (mut outer, frames) = (Stepper::new(&run.device, Key::new(0, 0)), run.frames.clone());
+    outer.run(|tape| -> Result<()> {
+        tape.buffer(&frames)?;
+        assert_eq!(
+            frames.read::<u8>().unwrap_err().to_string(),
+            "`frames` is in use by another step; finish that one first"
+        );
+        Ok(())
+    })?;
+    assert_eq!(frames.read::<u8>()?.len(), 6 * 16 * 16 * 3);
+    Ok(())
+}
