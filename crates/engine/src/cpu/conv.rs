@@ -4,7 +4,7 @@
 use super::gemm::{Mat, Out, Packed, packed_len};
 use super::parallel;
 use super::tile::{self, From, MAX_NR, MR, Segment, Tile};
-use super::winograd::Winograd;
+use super::winograd::{Filters, Winograd};
 
 const TAPS: usize = 9;
 
@@ -86,8 +86,7 @@ pub(crate) fn conv_forward(
 ) {
     let k = TAPS * shape.inputs;
     if let Some(fast) = shape.winograd() {
-        let filter = |tap: usize, i: usize, o: usize| (o * TAPS + tap) * shape.inputs + i;
-        return fast.run(x, w, filter, bias, false, epilogue, out, scratch);
+        return fast.run(x, w, Filters::Forward, bias, false, epilogue, out, scratch);
     }
     let (room, zeros) = scratch.split_at_mut(packed_len(k, shape.outputs));
     zeros.fill(0.0);
@@ -132,8 +131,7 @@ pub(crate) fn conv_input_gradient(
     scratch: &mut [f32],
 ) {
     if let Some(fast) = shape.winograd_backward() {
-        let filter = |tap: usize, i: usize, o: usize| (i * TAPS + TAPS - 1 - tap) * shape.inputs + o;
-        return fast.run(dy, w, filter, None, accumulate, Epilogue::default(), dx, scratch);
+        return fast.run(dy, w, Filters::Backward, None, accumulate, Epilogue::default(), dx, scratch);
     }
     let width = tile::panel_width();
     let tap_len = packed_len(shape.outputs, shape.inputs);

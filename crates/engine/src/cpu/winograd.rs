@@ -59,12 +59,12 @@ impl Winograd {
         self.filters_len() + self.inputs + parallel::threads() * self.task_len()
     }
 
-    /// out [B, H, W, O] (+)= x [B, H, W, I] * filters + bias. `filter(tap, i, o)` is where a weight stands in `w`.
+    /// out [B, H, W, O] (+)= x [B, H, W, I] * w + bias
     pub fn run(
         &self,
         x: &[f32],
         w: &[f32],
-        filter: impl Fn(usize, usize, usize) -> usize + Sync,
+        layout: Filters,
         bias: Option<&[f32]>,
         accumulate: bool,
         epilogue: Epilogue,
@@ -74,7 +74,7 @@ impl Winograd {
         let (filters, rest) = scratch.split_at_mut(self.filters_len());
         let (zeros, rooms) = rest.split_at_mut(self.inputs);
         zeros.fill(0.0);
-        self.transform_filters(w, filter, filters);
+        self.transform_filters(w, layout, filters);
         let (filters, zeros) = (&*filters, &*zeros);
         assert_eq!(x.len(), self.batch * self.height * self.width * self.inputs);
         assert_eq!(out.len(), self.batch * self.height * self.width * self.outputs);
@@ -129,31 +129,28 @@ impl Winograd {
     }
 
     /// G g G^T for every pair of channels, as packed panels [point][panel][input][width].
-    fn transform_filters(
-        &self,
-        w: &[f32],
-        filter: impl Fn(usize, usize, usize) -> usize + Sync,
-        out: &mut [f32],
-    ) {
+    fn transform_filters(&self, w: &[f32], filters: Filters, out: &mut [f32]) {
         let (inputs, width) = (self.inputs, tile::panel_width());
         let point_len = inputs * self.packed_outputs();
+        assert_eq!(out.len(), POINTS * point_len);
+        assert_eq!(w.len(), 9 * inputs * self.outputs);
+        if self.outputs < self.packed_outputs() {
+            out.fill(0.0);
+        }
         let target = Out(out.as_mut_ptr());
-        parallel::for_each(inputs / LANES, |block| {
-            let mut lines = [0.0; POINTS];
-            for input in block * LANES..(block + 1) * LANES {
-                for output in 0..self.packed_outputs() {
-                    match output < self.outputs {
-                        true => {
-                            lines = transform_filter(std::array::from_fn(|tap| w[filter(tap, input, output)]))
-                        }
-                        false => lines.fill(0.0),
-                    }
-                    let at = (output / width * inputs + input) * width + output % width;
-                    for (point, value) in lines.iter().enumerate() {
-                        assert!(point * point_len + at < POINTS * point_len);
-                        // SAFETY: inside the filters, as just checked; every task has its own inputs.
-                        unsafe { *target.get().add(point * point_len + at) = *value };
-                    }
+        // One task per square of channels.
+        let blocks = self.outputs / LANES;
+        parallel::for_each(inputs / LANES * blocks, |task| {
+            let (input, output) = (task / blocks * LANES, task % blocks * LANES);
+            let mut square = [[[0.0; LANES]; LANES]; POINTS];
+            filters.transform(w, self, input, output, &mut square);
+            for (point, lines) in square.iter().enumerate() {
+                for (i, line) in lines.iter().enumerate() {
+                    let at =
+                        point * point_len + (output / width * inputs + input + i) * width + output % width;
+                    // SAFETY: `at` is inside the filters, whose length was checked; squares are disjoint, and one never
+                    // crosses a panel since a panel is a whole number of them.
+                    unsafe { std::ptr::copy_nonoverlapping(line.as_ptr(), target.get().add(at), LANES) };
                 }
             }
         });
@@ -191,17 +188,87 @@ impl Winograd {
     }
 }
 
-/// G g G^T of one 3x3 filter.
-#[inline(always)]
-fn transform_filter(g: [f32; 9]) -> [f32; POINTS] {
-    let three = |a: f32, b: f32, c: f32| [a, 0.5 * (a + b + c), 0.5 * (a - b + c), c];
-    let columns: [[f32; 4]; 3] = std::array::from_fn(|x| three(g[x], g[3 + x], g[6 + x]));
-    let mut out = [0.0; POINTS];
-    for y in 0..4 {
-        let row = three(columns[0][y], columns[1][y], columns[2][y]);
-        out[4 * y..4 * y + 4].copy_from_slice(&row);
+/// How the filters lie in memory.
+#[derive(Clone, Copy)]
+pub(super) enum Filters {
+    /// [output][tap][input]
+    Forward,
+    /// [input][turned tap][output]: the filters of a forward pass, used for its gradient.
+    Backward,
+}
+
+impl Filters {
+    /// The transforms of a square of channels: square[point][input][output].
+    fn transform(self, w: &[f32], shape: &Winograd, input: usize, output: usize, square: &mut Square) {
+        match self {
+            Filters::Forward => {
+                for o in 0..LANES {
+                    let points =
+                        transform_filter(&w[(output + o) * 9 * shape.inputs + input..], shape.inputs, false);
+                    for (lines, point) in square.iter_mut().zip(&points) {
+                        for (line, value) in lines.iter_mut().zip(point) {
+                            line[o] = *value;
+                        }
+                    }
+                }
+            }
+            Filters::Backward => {
+                for i in 0..LANES {
+                    let points =
+                        transform_filter(&w[(input + i) * 9 * shape.outputs + output..], shape.outputs, true);
+                    for (lines, point) in square.iter_mut().zip(&points) {
+                        lines[i] = *point;
+                    }
+                }
+            }
+        }
     }
-    out
+}
+
+type Lane = [f32; LANES];
+type Square = [[Lane; LANES]; POINTS];
+
+super::multiversion! {
+    /// G g G^T of sixteen 3x3 filters side by side; tap t stands at `w[t * stride..]`, or the other way round.
+    fn transform_filter(w: &[f32], stride: usize, turned: bool) -> [Lane; POINTS] {
+        let tap = |t: usize| -> Lane {
+            let at = if turned { 8 - t } else { t } * stride;
+            std::array::from_fn(|l| w[at..at + LANES][l])
+        };
+        let mut columns = [[[0.0; LANES]; 4]; 3];
+        for (x, column) in columns.iter_mut().enumerate() {
+            *column = widen(tap(x), tap(3 + x), tap(6 + x));
+        }
+        let mut out = [[0.0; LANES]; POINTS];
+        for y in 0..4 {
+            let row = widen(columns[0][y], columns[1][y], columns[2][y]);
+            out[4 * y..4 * y + 4].copy_from_slice(&row);
+        }
+        out
+    }
+}
+
+/// G applied to three values.
+#[inline(always)]
+fn widen(a: Lane, b: Lane, c: Lane) -> [Lane; 4] {
+    let plus = each(|l| 0.5 * (a[l] + b[l] + c[l]));
+    let minus = each(|l| 0.5 * (a[l] - b[l] + c[l]));
+    [a, plus, minus, c]
+}
+
+#[inline(always)]
+fn each(f: impl Fn(usize) -> f32) -> Lane {
+    let mut lane = [0.0; LANES];
+    for (l, value) in lane.iter_mut().enumerate() {
+        *value = f(l);
+    }
+    lane
+}
+
+/// A^T applied to four values.
+#[inline(always)]
+fn narrow(a: Lane, b: Lane, c: Lane, d: Lane) -> [Lane; 2] {
+    [each(|l| a[l] + b[l] + c[l]), each(|l| b[l] - c[l] - d[l])]
 }
 
 super::multiversion! {
@@ -254,26 +321,17 @@ super::multiversion! {
         let mut lines = lines;
         let channels = lines[0].len();
         for first in (0..channels).step_by(LANES) {
-            let mut m = [[0.0f32; LANES]; POINTS];
-            for (i, m) in m.iter_mut().enumerate() {
-                m.copy_from_slice(&products[i * stride + first..][..LANES]);
-            }
-            let mut t = [[0.0f32; LANES]; 8];
-            for x in 0..4 {
-                for l in 0..LANES {
-                    let (m0, m1, m2, m3) = (m[x][l], m[4 + x][l], m[8 + x][l], m[12 + x][l]);
-                    t[x][l] = m0 + m1 + m2;
-                    t[4 + x][l] = m1 - m2 - m3;
-                }
-            }
-            for (i, line) in lines.iter_mut().enumerate() {
-                let (row, right) = (i / 2 * 4, i % 2 == 1);
+            let m = |i: usize| each(|l| products[i * stride + first..][..LANES][l]);
+            let columns: [[Lane; 2]; 4] = [
+                narrow(m(0), m(4), m(8), m(12)),
+                narrow(m(1), m(5), m(9), m(13)),
+                narrow(m(2), m(6), m(10), m(14)),
+                narrow(m(3), m(7), m(11), m(15)),
+            ];
+            let [y0, y1] = narrow(columns[0][0], columns[1][0], columns[2][0], columns[3][0]);
+            let [y2, y3] = narrow(columns[0][1], columns[1][1], columns[2][1], columns[3][1]);
+            for (i, (line, mut y)) in lines.iter_mut().zip([y0, y1, y2, y3]).enumerate() {
                 let line = &mut line[first..first + LANES];
-                let mut y = [0.0f32; LANES];
-                for l in 0..LANES {
-                    let (t0, t1, t2, t3) = (t[row][l], t[row + 1][l], t[row + 2][l], t[row + 3][l]);
-                    y[l] = if right { t1 - t2 - t3 } else { t0 + t1 + t2 };
-                }
                 if let Some(bias) = bias {
                     let bias = &bias[first..first + LANES];
                     (0..LANES).for_each(|l| y[l] += bias[l]);
