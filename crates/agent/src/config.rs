@@ -25,6 +25,94 @@ impl Default for AgentConfig {
 }
 
 impl AgentConfig {
+    /// What is wrong with the sizes, if anything: every message names the key.
+    pub fn validate(&self) -> Result<(), String> {
+        let (t, w, p) = (&self.tokenizer, &self.world_model, &self.actor_critic);
+        let positive = [
+            ("actions", self.actions),
+            ("tokenizer.frame_size", t.frame_size),
+            ("tokenizer.channels", t.channels),
+            ("tokenizer.resolutions", t.resolutions),
+            ("tokenizer.residual_blocks", t.residual_blocks),
+            ("tokenizer.groups", t.groups),
+            ("tokenizer.vocabulary", t.vocabulary),
+            ("tokenizer.embedding", t.embedding),
+            ("world_model.steps", w.steps),
+            ("world_model.layers", w.layers),
+            ("world_model.heads", w.heads),
+            ("world_model.width", w.width),
+            ("actor_critic.hidden", p.hidden),
+        ];
+        if let Some((key, _)) = positive.iter().find(|(_, value)| *value == 0) {
+            return Err(format!("{key} must be at least 1"));
+        }
+        const LARGEST: usize = 1 << 20;
+        if let Some((key, value)) = positive.iter().find(|(_, value)| *value > LARGEST) {
+            return Err(format!("{key} is {value}, but must be at most {LARGEST}"));
+        }
+        // A damaged file must not ask for all the memory there is.
+        const MOST_PARAMETERS: usize = 1 << 31;
+        if self.parameters() > MOST_PARAMETERS {
+            return Err(format!(
+                "the networks would have {} parameters, but at most {MOST_PARAMETERS} are allowed",
+                self.parameters()
+            ));
+        }
+        let halves = |size: usize, times: usize| times < 20 && size.is_multiple_of(1 << times);
+        if !halves(t.frame_size, t.resolutions - 1) {
+            let times = t.resolutions - 1;
+            return Err(format!(
+                "tokenizer.frame_size is {}, which cannot be halved {times} times",
+                t.frame_size
+            ));
+        }
+        if t.channels % t.groups != 0 {
+            return Err(format!(
+                "tokenizer.groups is {}, which does not divide tokenizer.channels {}",
+                t.groups, t.channels
+            ));
+        }
+        if w.width % w.heads != 0 {
+            return Err(format!(
+                "world_model.heads is {}, which does not divide world_model.width {}",
+                w.heads, w.width
+            ));
+        }
+        if !(0.0..1.0).contains(&w.dropout) {
+            return Err(format!("world_model.dropout is {}, but must be at least 0 and below 1", w.dropout));
+        }
+        if p.channels.is_empty() || p.channels.contains(&0) || !halves(t.frame_size, p.channels.len()) {
+            let channels = &p.channels;
+            return Err(format!(
+                "actor_critic.channels is {channels:?}: frames of {} pixels must be halved once for each",
+                t.frame_size
+            ));
+        }
+        Ok(())
+    }
+
+    /// Roughly how many parameters the networks have.
+    fn parameters(&self) -> usize {
+        let (t, w, p) = (&self.tokenizer, &self.world_model, &self.actor_critic);
+        let product = |factors: &[usize]| factors.iter().fold(1usize, |n, &f| n.saturating_mul(f));
+        let last = p.channels.last().copied().unwrap_or(1);
+        let features = product(&[t.frame_size, t.frame_size, last]) >> (2 * p.channels.len().min(20));
+        [
+            product(&[t.resolutions, 2 * t.residual_blocks + 5, 18, t.channels, t.channels]),
+            product(&[
+                t.embedding,
+                t.vocabulary.saturating_add(2 * t.embedding).saturating_add(18 * t.channels),
+            ]),
+            product(&[12, w.layers, w.width, w.width]),
+            product(&[w.width, w.steps, t.frame_size, t.frame_size]) >> (2 * (t.resolutions - 1).min(20)),
+            product(&[w.width, 2 * t.vocabulary + self.actions]),
+            product(&[4, p.hidden, features.saturating_add(p.hidden)]),
+            product(&[9, p.channels.len(), last, last]),
+        ]
+        .iter()
+        .fold(0, |sum: usize, n| sum.saturating_add(*n))
+    }
+
     /// The paper's 64-token variant: one resolution fewer, so an 8x8 grid of tokens.
     pub fn with_64_tokens(actions: usize) -> AgentConfig {
         let tokenizer = TokenizerConfig { resolutions: 4, ..TokenizerConfig::default() };

@@ -4,6 +4,7 @@
 //! rewards and ends, [`ActorCritic`] acts on reconstructed frames, and [`imagine`] lets it act inside the world model.
 
 mod actor_critic;
+mod checkpoint;
 mod config;
 mod imagine;
 mod layers;
@@ -13,6 +14,7 @@ mod tokenizer;
 mod world_model;
 
 pub use actor_critic::{ActorCritic, ActorCriticLosses, Policy, Returns};
+pub use checkpoint::{AGENT_FILE, CheckpointError};
 pub use config::{ActorCriticConfig, AgentConfig, TokenizerConfig, WorldModelConfig};
 pub use imagine::{Dreamer, Start, Trajectories};
 pub use layers::Network;

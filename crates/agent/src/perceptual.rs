@@ -10,8 +10,8 @@ const BLOCKS: [(usize, &[usize]); 5] =
     [(64, &[0, 2]), (128, &[5, 7]), (256, &[10, 12, 14]), (512, &[17, 19, 21]), (512, &[24, 26, 28])];
 
 /// What LPIPS subtracts from each colour and divides it by.
-const SHIFT: [f32; 3] = [-0.030, -0.088, -0.188];
-const SCALE: [f32; 3] = [0.458, 0.448, 0.450];
+pub(crate) const SHIFT: [f32; 3] = [-0.030, -0.088, -0.188];
+pub(crate) const SCALE: [f32; 3] = [0.458, 0.448, 0.450];
 
 /// The frozen network. Without pretrained weights its features are random, which is known to work as a perceptual loss.
 pub struct Perceptual {

@@ -1,5 +1,7 @@
 //! The command line.
 
+use std::path::PathBuf;
+
 use clap::{Parser, Subcommand, ValueEnum};
 
 /// IRIS: an agent that learns a world model of a game and learns to play inside it.
@@ -12,8 +14,34 @@ pub struct Args {
 
 #[derive(Subcommand)]
 pub enum Command {
+    /// Turn a checkpoint of the reference release (PyTorch) into an agent.
+    Import(ImportArgs),
+    /// Write an agent with the names and shapes of the reference release, for PyTorch.
+    Export(ExportArgs),
     /// Time the paper-size networks on this machine.
     Bench(BenchArgs),
+}
+
+/// Reads `last.pt` as the reference release's `torch.save` wrote it. No code of the file is executed, and anything but tensors is refused.
+#[derive(clap::Args)]
+pub struct ImportArgs {
+    /// The checkpoint.
+    pub checkpoint: PathBuf,
+
+    /// Folder to write the agent to.
+    #[arg(long)]
+    pub out: PathBuf,
+}
+
+/// Writes safetensors that PyTorch users load with `agent.load_state_dict(safetensors.torch.load_file(FILE))`.
+#[derive(clap::Args)]
+pub struct ExportArgs {
+    /// Folder of the agent.
+    pub agent: PathBuf,
+
+    /// File to write.
+    #[arg(long)]
+    pub out: PathBuf,
 }
 
 /// Times steps at paper size and prints one line each: the best of several runs, and the most memory the process held.

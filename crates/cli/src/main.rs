@@ -2,6 +2,7 @@
 
 mod args;
 mod bench;
+mod convert;
 
 use std::process::ExitCode;
 
@@ -9,6 +10,8 @@ use clap::Parser;
 
 fn main() -> ExitCode {
     let result = match args::Args::parse().command {
+        args::Command::Import(args) => convert::import(args),
+        args::Command::Export(args) => convert::export(args),
         args::Command::Bench(args) => bench::run(args),
     };
     match result {

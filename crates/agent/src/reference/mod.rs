@@ -1,5 +1,11 @@
 //! The reference release's checkpoints: how its parameters lie in memory, how to read them and how to write them.
 
+mod archive;
+mod export;
+mod import;
 mod layout;
+mod pickle;
 
+pub use export::export;
+pub use import::import;
 pub use layout::Layout;

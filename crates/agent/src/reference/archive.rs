@@ -1,0 +1,84 @@
+//! The zip that `torch.save` writes: a pickle, and one file per storage.
+
+use std::fs::File;
+use std::io::{BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use zip::ZipArchive;
+
+use super::pickle::{Kind, TensorSpec, read_state_dict};
+use crate::checkpoint::{CheckpointError, Result, io};
+
+/// An opened checkpoint: what it holds, read tensor by tensor.
+pub struct Archive {
+    path: PathBuf,
+    zip: ZipArchive<BufReader<File>>,
+    /// The folder inside the zip that everything lies in.
+    folder: String,
+    tensors: Vec<(String, TensorSpec)>,
+}
+
+impl Archive {
+    pub fn open(path: &Path) -> Result<Archive> {
+        let file = File::open(path).map_err(|source| io("read", path, source))?;
+        let not_pytorch = |reason: String| CheckpointError::NotPyTorch { path: path.into(), reason };
+        let mut zip = ZipArchive::new(BufReader::new(file)).map_err(|e| not_pytorch(format!("{e}")))?;
+        let pickle = zip.file_names().find(|name| name.ends_with("/data.pkl")).map(String::from);
+        let pickle = pickle.ok_or_else(|| not_pytorch("the zip has no data.pkl".into()))?;
+        let folder = pickle.trim_end_matches("data.pkl").to_string();
+        let order = format!("{folder}byteorder");
+        if zip.index_for_name(&order).is_some() && entry(&mut zip, &order).map_err(not_pytorch)? != b"little"
+        {
+            return Err(not_pytorch("it was written on a big-endian machine".into()));
+        }
+        let bytes = entry(&mut zip, &pickle).map_err(not_pytorch)?;
+        let refused = |reason| CheckpointError::Refused { path: path.into(), reason };
+        let tensors = read_state_dict(&bytes).map_err(refused)?;
+        Ok(Archive { path: path.into(), zip, folder, tensors })
+    }
+
+    /// Names and shapes, in the order of the file.
+    pub fn tensors(&self) -> &[(String, TensorSpec)] {
+        &self.tensors
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The values of tensor number `index`, which must be float32.
+    pub fn read(&mut self, index: usize) -> Result<Vec<f32>> {
+        let (name, spec) = &self.tensors[index];
+        if spec.kind != Kind::Float32 {
+            let found = format!("{:?}", spec.kind).to_lowercase();
+            return Err(CheckpointError::WrongType { path: self.path.clone(), name: name.clone(), found });
+        }
+        let path = self.path.clone();
+        let not_pytorch = |reason: String| CheckpointError::NotPyTorch { path, reason };
+        let file = format!("{}data/{}", self.folder, spec.key);
+        let bytes = match entry(&mut self.zip, &file) {
+            Ok(bytes) => bytes,
+            Err(reason) => return Err(not_pytorch(reason)),
+        };
+        if bytes.len() / spec.kind.size() < spec.storage_len {
+            return Err(not_pytorch(format!("the data of `{name}` is cut off")));
+        }
+        let values = bytes.as_chunks::<4>().0;
+        Ok(spec.positions().map(|at| f32::from_le_bytes(values[at])).collect())
+    }
+}
+
+/// The bytes of one entry. `torch.save` stores them uncompressed, so none can be larger than the file; anything else is refused.
+fn entry(zip: &mut ZipArchive<BufReader<File>>, name: &str) -> Result<Vec<u8>, String> {
+    let file = zip.by_name(name).map_err(|e| format!("entry {name}: {e}"))?;
+    if file.compression() != zip::CompressionMethod::Stored || file.size() != file.compressed_size() {
+        return Err(format!("entry {name} is compressed"));
+    }
+    let size = file.size();
+    let mut bytes = Vec::new();
+    file.take(size).read_to_end(&mut bytes).map_err(|e| format!("entry {name}: {e}"))?;
+    if bytes.len() as u64 != size {
+        return Err(format!("entry {name} is cut off"));
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,147 @@
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use engine::Device;
+
+use super::archive::Archive;
+use crate::checkpoint::{CheckpointError, Result};
+use crate::{ActorCriticConfig, Agent, AgentConfig, Perceptual, TokenizerConfig, WorldModelConfig};
+
+/// Reads a checkpoint of the reference release (`last.pt`): the agent, and the perceptual network if the file has it. The sizes are found in the
+/// file; heads and groups, which leave no trace in it, are the paper's.
+pub fn import(device: &Device, path: &Path) -> Result<(Agent, Option<Perceptual>)> {
+    let mut archive = Archive::open(path)?;
+    let shapes = Shapes::new(&archive);
+    let config = shapes.config()?;
+    config.validate().map_err(|reason| CheckpointError::BadConfig { path: path.into(), reason })?;
+    let agent = Agent::new(device, &config, 0)?;
+    let has_perceptual = shapes.entries.keys().any(|name| name.starts_with("tokenizer.lpips.net"));
+    let perceptual = has_perceptual.then(|| Perceptual::random(device, 0.0)).transpose()?;
+
+    let mut unused: BTreeMap<String, usize> =
+        shapes.entries.iter().map(|(n, (i, _))| (n.clone(), *i)).collect();
+    for (prefix, network) in agent.networks(perceptual.as_ref()) {
+        for (spec, layout) in network.params.specs().iter().zip(network.layouts()) {
+            if is_ours_alone(prefix, &spec.name) {
+                continue;
+            }
+            let name = format!("{prefix}.{}", spec.name);
+            let expected = layout.reference_shape(spec.shape.dims());
+            let Some(index) = unused.remove(&name) else {
+                return Err(CheckpointError::Missing { path: path.into(), name });
+            };
+            let found = archive.tensors()[index].1.shape.clone();
+            if found != expected {
+                return Err(CheckpointError::WrongShape { path: path.into(), name, found, expected });
+            }
+            let theirs = archive.read(index)?;
+            network.params.set(&spec.name, &layout.from_reference(spec.shape.dims(), &theirs))?;
+        }
+    }
+    match unused.into_keys().find(|name| !is_buffer(name)) {
+        Some(name) => Err(CheckpointError::Extra { path: path.into(), name }),
+        None => Ok((agent, perceptual)),
+    }
+}
+
+/// Parameters of ours that the release keeps as constants.
+pub(super) fn is_ours_alone(prefix: &str, name: &str) -> bool {
+    prefix == "tokenizer.lpips" && name.starts_with("scaling.")
+}
+
+/// Entries of theirs that are no parameters: attention masks, positions of the heads, the perceptual network's colour scaling.
+fn is_buffer(name: &str) -> bool {
+    name.starts_with("world_model.") && (name.ends_with(".attn.mask") || name.ends_with(".indices"))
+        || name.starts_with("tokenizer.lpips.scaling_layer.")
+}
+
+/// The shapes in a file, by name.
+struct Shapes<'a> {
+    path: &'a Path,
+    entries: BTreeMap<String, (usize, Vec<usize>)>,
+}
+
+impl<'a> Shapes<'a> {
+    fn new(archive: &'a Archive) -> Shapes<'a> {
+        let tensors = archive.tensors().iter().enumerate();
+        let entries = tensors.map(|(i, (name, spec))| (name.clone(), (i, spec.shape.clone()))).collect();
+        Shapes { path: archive.path(), entries }
+    }
+
+    /// Dimension `axis` of an entry that must be there and have `rank` dimensions.
+    fn size(&self, name: &str, rank: usize, axis: usize) -> Result<usize> {
+        let Some((_, shape)) = self.entries.get(name) else {
+            return Err(CheckpointError::Missing { path: self.path.into(), name: name.into() });
+        };
+        match shape.len() == rank && shape.iter().all(|&d| d > 0) {
+            true => Ok(shape[axis]),
+            false => Err(self.bad(format!("`{name}` has shape {shape:?}, expected {rank} dimensions"))),
+        }
+    }
+
+    /// How many of `{prefix}{first}{suffix}`, `{prefix}{first + 1}{suffix}`, ... there are.
+    fn count(&self, prefix: &str, first: usize, suffix: &str) -> usize {
+        (first..).take_while(|i| self.entries.contains_key(&format!("{prefix}{i}{suffix}"))).count()
+    }
+
+    fn bad(&self, reason: String) -> CheckpointError {
+        CheckpointError::BadConfig { path: self.path.into(), reason }
+    }
+
+    fn config(&self) -> Result<AgentConfig> {
+        let paper = AgentConfig::default();
+        let channels = self.size("tokenizer.encoder.conv_in.weight", 4, 0)?;
+        let resolutions = self.count("tokenizer.encoder.down.", 0, ".block.0.conv1.weight");
+
+        // The policy sees the frame after one halving per convolution; its LSTM tells how large that is.
+        let convs = self.count("actor_critic.conv", 1, ".weight");
+        let policy_channels = (1..=convs)
+            .map(|i| self.size(&format!("actor_critic.conv{i}.weight"), 4, 0))
+            .collect::<Result<Vec<_>>>()?;
+        let features = self.size("actor_critic.lstm.weight_ih", 2, 1)?;
+        let last = policy_channels.last().copied().unwrap_or(1);
+        let side = (features / last).isqrt();
+        if side * side * last != features || convs > 16 {
+            return Err(
+                self.bad(format!("the policy's {features} features are no square image of {last} channels"))
+            );
+        }
+        let frame_size = side << convs;
+        let attention_sizes = (0..resolutions)
+            .filter(|level| {
+                self.entries.contains_key(&format!("tokenizer.encoder.down.{level}.attn.0.q.weight"))
+            })
+            .map(|level| frame_size >> level)
+            .collect();
+        let tokenizer = TokenizerConfig {
+            frame_size,
+            channels,
+            resolutions,
+            residual_blocks: self.count("tokenizer.encoder.down.0.block.", 0, ".conv1.weight"),
+            attention_sizes,
+            groups: paper.tokenizer.groups.min(channels),
+            vocabulary: self.size("tokenizer.embedding.weight", 2, 0)?,
+            embedding: self.size("tokenizer.embedding.weight", 2, 1)?,
+        };
+        if resolutions == 0 || frame_size >> (resolutions - 1) == 0 {
+            return Err(
+                self.bad(format!("{resolutions} resolutions do not fit frames of {frame_size} pixels"))
+            );
+        }
+        let positions = self.size("world_model.pos_emb.weight", 2, 0)?;
+        Ok(AgentConfig {
+            actions: self.size("actor_critic.actor_linear.weight", 2, 0)?,
+            world_model: WorldModelConfig {
+                steps: positions / (tokenizer.tokens() + 1),
+                layers: self.count("world_model.transformer.blocks.", 0, ".ln1.weight"),
+                width: self.size("world_model.pos_emb.weight", 2, 1)?,
+                ..paper.world_model
+            },
+            tokenizer,
+            actor_critic: ActorCriticConfig {
+                channels: policy_channels,
+                hidden: self.size("actor_critic.lstm.weight_hh", 2, 1)?,
+            },
+        })
+    }
+}

@@ -1,0 +1,466 @@
+//! A reader of the pickles that `torch.save` writes for a state dict. It builds values and executes nothing: the only globals it knows are the
+//! four kinds of names such a file needs, and everything else is refused.
+
+use std::collections::HashMap;
+
+/// Why a pickle was not read.
+pub type Reason = String;
+type Result<T> = std::result::Result<T, Reason>;
+
+/// Element types of storages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Float32,
+    Float64,
+    Float16,
+    BFloat16,
+    Int64,
+    Int32,
+    Int16,
+    Int8,
+    UInt8,
+    Bool,
+}
+
+impl Kind {
+    fn from_storage(name: &str) -> Option<Kind> {
+        Some(match name {
+            "FloatStorage" => Kind::Float32,
+            "DoubleStorage" => Kind::Float64,
+            "HalfStorage" => Kind::Float16,
+            "BFloat16Storage" => Kind::BFloat16,
+            "LongStorage" => Kind::Int64,
+            "IntStorage" => Kind::Int32,
+            "ShortStorage" => Kind::Int16,
+            "CharStorage" => Kind::Int8,
+            "ByteStorage" => Kind::UInt8,
+            "BoolStorage" => Kind::Bool,
+            _ => return None,
+        })
+    }
+
+    pub fn size(self) -> usize {
+        match self {
+            Kind::Float64 | Kind::Int64 => 8,
+            Kind::Float32 | Kind::Int32 => 4,
+            Kind::Float16 | Kind::BFloat16 | Kind::Int16 => 2,
+            Kind::Int8 | Kind::UInt8 | Kind::Bool => 1,
+        }
+    }
+}
+
+/// A view of a storage, in elements.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorSpec {
+    /// Name of the storage's file in the archive.
+    pub key: String,
+    pub kind: Kind,
+    /// Elements of the storage.
+    pub storage_len: usize,
+    pub offset: usize,
+    pub shape: Vec<usize>,
+    pub strides: Vec<usize>,
+}
+
+/// Index into the machine's values.
+type Id = usize;
+
+#[derive(Clone, Debug)]
+enum Value {
+    None,
+    Bool,
+    Int(i64),
+    Float,
+    Text(String),
+    Tuple(Vec<Id>),
+    List,
+    /// Pairs in order; keys are looked at when the dict is read.
+    Dict(Vec<(Id, Id)>),
+    Global(Global),
+    Storage {
+        key: String,
+        kind: Kind,
+        len: usize,
+    },
+    Tensor(TensorSpec),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Global {
+    OrderedDict,
+    RebuildTensor,
+    RebuildParameter,
+    Storage(Kind),
+}
+
+impl Global {
+    fn find(module: &str, name: &str) -> Result<Global> {
+        match (module, name) {
+            ("collections", "OrderedDict") => Ok(Global::OrderedDict),
+            ("torch._utils", "_rebuild_tensor_v2") => Ok(Global::RebuildTensor),
+            ("torch._utils", "_rebuild_parameter") => Ok(Global::RebuildParameter),
+            ("torch", storage) => Kind::from_storage(storage)
+                .map(Global::Storage)
+                .ok_or_else(|| format!("it asks for `torch.{storage}`; only tensors are read")),
+            _ => Err(format!("it asks for `{module}.{name}`; only tensors are read")),
+        }
+    }
+}
+
+/// Reads the tensors of a pickled state dict, in their order.
+pub fn read_state_dict(pickle: &[u8]) -> Result<Vec<(String, TensorSpec)>> {
+    let mut machine = Machine {
+        input: pickle,
+        at: 0,
+        values: Vec::new(),
+        stack: Vec::new(),
+        marks: Vec::new(),
+        memo: HashMap::new(),
+    };
+    let root = machine.run()?;
+    let Value::Dict(pairs) = &machine.values[root] else {
+        return Err("its content is not a state dict".into());
+    };
+    pairs
+        .iter()
+        .map(|&(key, value)| match (&machine.values[key], &machine.values[value]) {
+            (Value::Text(name), Value::Tensor(spec)) => Ok((name.clone(), spec.clone())),
+            (Value::Text(name), _) => Err(format!("entry `{name}` is not a tensor")),
+            _ => Err("a name in its state dict is not text".into()),
+        })
+        .collect()
+}
+
+struct Machine<'a> {
+    input: &'a [u8],
+    at: usize,
+    /// Everything ever made; memo and stack refer to it, so shared values are never copied.
+    values: Vec<Value>,
+    stack: Vec<Id>,
+    marks: Vec<usize>,
+    memo: HashMap<u32, Id>,
+}
+
+impl Machine<'_> {
+    fn run(&mut self) -> Result<Id> {
+        loop {
+            let op = self.byte()?;
+            match op {
+                // PROTO, FRAME: nothing to do.
+                0x80 => _ = self.byte()?,
+                0x95 => _ = self.take(8)?,
+                b'.' => return self.pop(),
+                b'(' => self.marks.push(self.stack.len()),
+                b'0' => _ = self.pop()?,
+                b'N' => self.push(Value::None),
+                0x88 | 0x89 => self.push(Value::Bool),
+                b'J' => {
+                    let bytes = self.array::<4>()?;
+                    self.push(Value::Int(i64::from(i32::from_le_bytes(bytes))));
+                }
+                b'K' => {
+                    let byte = self.byte()?;
+                    self.push(Value::Int(i64::from(byte)));
+                }
+                b'M' => {
+                    let bytes = self.array::<2>()?;
+                    self.push(Value::Int(i64::from(u16::from_le_bytes(bytes))));
+                }
+                0x8A => {
+                    let len = usize::from(self.byte()?);
+                    let value = long(self.take(len)?)?;
+                    self.push(Value::Int(value));
+                }
+                b'G' => {
+                    self.take(8)?;
+                    self.push(Value::Float);
+                }
+                b'X' => {
+                    let len = u32::from_le_bytes(self.array::<4>()?) as usize;
+                    self.text(len)?;
+                }
+                0x8C => {
+                    let len = usize::from(self.byte()?);
+                    self.text(len)?;
+                }
+                b'}' => self.push(Value::Dict(Vec::new())),
+                b']' => self.push(Value::List),
+                b')' => self.push(Value::Tuple(Vec::new())),
+                b't' => {
+                    let items = self.pop_to_mark()?;
+                    self.push(Value::Tuple(items));
+                }
+                0x85..=0x87 => {
+                    let count = usize::from(op - 0x84);
+                    let start = self.stack.len().checked_sub(count).ok_or_else(underflow)?;
+                    let items = self.stack.split_off(start);
+                    self.push(Value::Tuple(items));
+                }
+                b'q' => {
+                    let slot = u32::from(self.byte()?);
+                    self.remember(slot)?;
+                }
+                b'r' => {
+                    let slot = u32::from_le_bytes(self.array::<4>()?);
+                    self.remember(slot)?;
+                }
+                0x94 => {
+                    let slot = self.memo.len() as u32;
+                    self.remember(slot)?;
+                }
+                b'h' => {
+                    let slot = u32::from(self.byte()?);
+                    self.recall(slot)?;
+                }
+                b'j' => {
+                    let slot = u32::from_le_bytes(self.array::<4>()?);
+                    self.recall(slot)?;
+                }
+                b'c' => {
+                    let (module, name) = (self.line()?, self.line()?);
+                    self.push(Value::Global(Global::find(&module, &name)?));
+                }
+                0x93 => {
+                    let (name, module) = (self.pop()?, self.pop()?);
+                    let (Value::Text(module), Value::Text(name)) = (&self.values[module], &self.values[name])
+                    else {
+                        return Err("a global's name is not text".into());
+                    };
+                    let global = Global::find(module, name)?;
+                    self.push(Value::Global(global));
+                }
+                b'Q' => self.persistent()?,
+                b'R' => self.reduce()?,
+                b's' => {
+                    let (value, key) = (self.pop()?, self.pop()?);
+                    self.extend_dict(&[key, value])?;
+                }
+                b'u' => {
+                    let items = self.pop_to_mark()?;
+                    self.extend_dict(&items)?;
+                }
+                // A list's items are of no interest: lists occur only in what is skipped.
+                b'a' => _ = self.pop()?,
+                b'e' => _ = self.pop_to_mark()?,
+                // The state that a dict's `_metadata` is restored from: dropped.
+                b'b' => _ = self.pop()?,
+                other => return Err(format!("it uses opcode 0x{other:02x} at byte {}", self.at - 1)),
+            }
+        }
+    }
+
+    fn take(&mut self, len: usize) -> Result<&[u8]> {
+        let end = self.at.checked_add(len).filter(|&end| end <= self.input.len()).ok_or("it is cut off")?;
+        let bytes = &self.input[self.at..end];
+        self.at = end;
+        Ok(bytes)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let mut out = [0; N];
+        out.copy_from_slice(self.take(N)?);
+        Ok(out)
+    }
+
+    fn byte(&mut self) -> Result<u8> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let rest = &self.input[self.at..];
+        let len = rest.iter().position(|&b| b == b'\n').ok_or("it is cut off")?;
+        let line = std::str::from_utf8(&rest[..len]).map_err(|_| "a name in it is not text")?.to_string();
+        self.at += len + 1;
+        Ok(line)
+    }
+
+    fn text(&mut self, len: usize) -> Result<()> {
+        let text = std::str::from_utf8(self.take(len)?).map_err(|_| "a name in it is not text")?.to_string();
+        self.push(Value::Text(text));
+        Ok(())
+    }
+
+    fn push(&mut self, value: Value) {
+        self.values.push(value);
+        self.stack.push(self.values.len() - 1);
+    }
+
+    fn pop(&mut self) -> Result<Id> {
+        // A value below the last mark is not the current opcode's to take.
+        let floor = self.marks.last().copied().unwrap_or(0);
+        if self.stack.len() <= floor {
+            return Err(underflow());
+        }
+        self.stack.pop().ok_or_else(underflow)
+    }
+
+    fn pop_to_mark(&mut self) -> Result<Vec<Id>> {
+        let mark = self.marks.pop().ok_or_else(underflow)?;
+        if mark > self.stack.len() {
+            return Err(underflow());
+        }
+        Ok(self.stack.split_off(mark))
+    }
+
+    fn remember(&mut self, slot: u32) -> Result<()> {
+        let top = *self.stack.last().ok_or_else(underflow)?;
+        self.memo.insert(slot, top);
+        Ok(())
+    }
+
+    fn recall(&mut self, slot: u32) -> Result<()> {
+        let id = *self.memo.get(&slot).ok_or_else(|| format!("it recalls slot {slot}, which is empty"))?;
+        self.stack.push(id);
+        Ok(())
+    }
+
+    fn extend_dict(&mut self, items: &[Id]) -> Result<()> {
+        let dict = *self.stack.last().ok_or_else(underflow)?;
+        let Value::Dict(pairs) = &mut self.values[dict] else {
+            return Err("it sets an item of something that is not a dict".into());
+        };
+        if !items.len().is_multiple_of(2) {
+            return Err("a dict in it has a name without a value".into());
+        }
+        pairs.extend(items.as_chunks::<2>().0.iter().map(|&[key, value]| (key, value)));
+        Ok(())
+    }
+
+    /// ('storage', kind, key, location, elements)
+    fn persistent(&mut self) -> Result<()> {
+        let id = self.pop()?;
+        let Value::Tuple(items) = &self.values[id] else {
+            return Err("a storage in it is malformed".into());
+        };
+        let parts: Vec<&Value> = items.iter().map(|&i| &self.values[i]).collect();
+        let [
+            Value::Text(tag),
+            Value::Global(Global::Storage(kind)),
+            Value::Text(key),
+            Value::Text(_),
+            Value::Int(len),
+        ] = parts[..]
+        else {
+            return Err("a storage in it is malformed".into());
+        };
+        let len = usize::try_from(*len).map_err(|_| "a storage in it has a negative size")?;
+        if tag != "storage" {
+            return Err(format!("it refers to a `{tag}`, not to a storage"));
+        }
+        let storage = Value::Storage { key: key.clone(), kind: *kind, len };
+        self.push(storage);
+        Ok(())
+    }
+
+    fn reduce(&mut self) -> Result<()> {
+        let (arguments, callee) = (self.pop()?, self.pop()?);
+        let (Value::Global(global), Value::Tuple(items)) = (&self.values[callee], &self.values[arguments])
+        else {
+            return Err("it calls something that is not a function".into());
+        };
+        let value = match global {
+            Global::OrderedDict if items.is_empty() => Value::Dict(Vec::new()),
+            Global::RebuildTensor => self.tensor(items)?,
+            // (tensor, requires_grad, hooks)
+            Global::RebuildParameter => match items.first().map(|&i| &self.values[i]) {
+                Some(tensor @ Value::Tensor(_)) => tensor.clone(),
+                _ => return Err("a parameter in it is malformed".into()),
+            },
+            Global::OrderedDict | Global::Storage(_) => {
+                return Err("it calls a function in an unknown way".into());
+            }
+        };
+        self.push(value);
+        Ok(())
+    }
+
+    /// (storage, offset, shape, strides, requires_grad, hooks)
+    fn tensor(&self, items: &[Id]) -> Result<Value> {
+        let malformed = || "a tensor in it is malformed".to_string();
+        let values: Vec<&Value> = items.iter().map(|&i| &self.values[i]).collect();
+        let [
+            Value::Storage { key, kind, len },
+            Value::Int(offset),
+            Value::Tuple(shape),
+            Value::Tuple(strides),
+            ..,
+        ] = values[..]
+        else {
+            return Err(malformed());
+        };
+        let sizes = |ids: &[Id]| -> Result<Vec<usize>> {
+            ids.iter()
+                .map(|&id| match self.values[id] {
+                    Value::Int(n) => usize::try_from(n).map_err(|_| malformed()),
+                    _ => Err(malformed()),
+                })
+                .collect()
+        };
+        let spec = TensorSpec {
+            key: key.clone(),
+            kind: *kind,
+            storage_len: *len,
+            offset: usize::try_from(*offset).map_err(|_| malformed())?,
+            shape: sizes(shape)?,
+            strides: sizes(strides)?,
+        };
+        if spec.shape.len() != spec.strides.len() || spec.shape.len() > 8 {
+            return Err(malformed());
+        }
+        spec.check()?;
+        Ok(Value::Tensor(spec))
+    }
+}
+
+impl TensorSpec {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether every element lies inside the storage, and none is shared so often that reading them would need more than it holds.
+    fn check(&self) -> Result<()> {
+        let outside = || "a tensor in it reaches outside its storage".to_string();
+        let elements = self.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).ok_or_else(outside)?;
+        if elements == 0 {
+            return Ok(());
+        }
+        let last = self
+            .shape
+            .iter()
+            .zip(&self.strides)
+            .try_fold(self.offset, |at, (&d, &s)| at.checked_add((d - 1).checked_mul(s)?))
+            .ok_or_else(outside)?;
+        if last >= self.storage_len || elements > self.storage_len {
+            return Err(outside());
+        }
+        Ok(())
+    }
+
+    /// Positions of the elements in the storage, in row-major order.
+    pub fn positions(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.len()).map(|mut index| {
+            let mut at = self.offset;
+            for (&size, &stride) in self.shape.iter().zip(&self.strides).rev() {
+                at += index % size * stride;
+                index /= size;
+            }
+            at
+        })
+    }
+}
+
+fn underflow() -> Reason {
+    "its stack runs empty".into()
+}
+
+/// A little-endian two's complement integer of up to eight bytes.
+fn long(bytes: &[u8]) -> Result<i64> {
+    if bytes.len() > 8 {
+        return Err("an integer in it is too large".into());
+    }
+    let negative = bytes.last().is_some_and(|b| b & 0x80 != 0);
+    let mut full = [if negative { 0xFF } else { 0 }; 8];
+    full[..bytes.len()].copy_from_slice(bytes);
+    Ok(i64::from_le_bytes(full))
+}
