@@ -161,3 +161,27 @@ fn golden_optimisers() -> Result<()> {
     }
     Ok(())
 }
+
+/// Shares of 20,000 draws against PyTorch's softmax at that temperature.
+#[test]
+fn golden_temperatures() -> Result<()> {
+    let golden = golden();
+    let rows = 20_000;
+    let logits = numbers(&golden["logits"]);
+    let device = Device::cpu(Some(2))?;
+    let buffer = device.buffer::<f32>("logits", [rows, 4]);
+    buffer.write(&logits.repeat(rows))?;
+    let mut stepper = Stepper::new(&device, Key::new(1, 0));
+    for (temperature, expected) in golden["temperatures"].as_object().unwrap() {
+        let draws: Vec<i32> = stepper.run(|tape| -> Result<_> {
+            let logits = tape.buffer(&buffer)?;
+            let draws = tape.sample(logits, temperature.parse().unwrap())?;
+            tape.read(draws)
+        })?;
+        for (action, expected) in numbers(expected).into_iter().enumerate() {
+            let share = draws.iter().filter(|&&d| d == action as i32).count() as f32 / rows as f32;
+            assert!((share - expected).abs() < 0.012, "{action} at {temperature}: {share} for {expected}");
+        }
+    }
+    Ok(())
+}

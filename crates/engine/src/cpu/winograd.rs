@@ -31,10 +31,10 @@ pub(super) struct Winograd {
 impl Winograd {
     /// Whether this way is worth it: whole patches, whole vectors, and enough patches to reuse the filters.
     pub fn pays(&self) -> bool {
-        self.height % 2 == 0
-            && self.width % 2 == 0
-            && self.inputs % LANES == 0
-            && self.outputs % LANES == 0
+        self.height.is_multiple_of(2)
+            && self.width.is_multiple_of(2)
+            && self.inputs.is_multiple_of(LANES)
+            && self.outputs.is_multiple_of(LANES)
             && self.patches() >= 2 * PATCHES
     }
 

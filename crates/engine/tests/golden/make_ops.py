@@ -98,5 +98,8 @@ def adam(kind, decay):
     return numbers(p)
 
 
+logits = [0.3, -1.0, 1.2, 0.0]
+temperatures = {str(t): numbers(torch.softmax(torch.tensor(logits) / t, 0)) for t in (0.01, 0.5, 1.0, 2.0)}
+
 optimisers = {"adam": adam(torch.optim.Adam, 0.0), "adamw": adam(torch.optim.AdamW, 0.1)}
-print(json.dumps({"torch": torch.__version__, "cases": cases, "optimisers": optimisers}, indent=None))
+print(json.dumps({"torch": torch.__version__, "cases": cases, "optimisers": optimisers, "logits": logits, "temperatures": temperatures}, indent=None))

@@ -1,0 +1,336 @@
+//! What holds for networks of any size: decoding step by step, dreams, the two ways to treat an end, files.
+
+use std::path::PathBuf;
+
+use agent::{
+    ActorCriticConfig, Agent, AgentConfig, CheckpointError, Dreamer, Policy, Returns, TokenizerConfig,
+    WorldModelConfig,
+};
+use engine::{Buffer, Device, Key, Lstm, Result, Rng, Stepper};
+
+/// Small, with the paper's 16 tokens per frame and 20 steps.
+fn small() -> AgentConfig {
+    AgentConfig {
+        actions: 5,
+        tokenizer: TokenizerConfig {
+            frame_size: 8,
+            channels: 8,
+            resolutions: 2,
+            residual_blocks: 1,
+            attention_sizes: vec![4],
+            groups: 4,
+            vocabulary: 11,
+            embedding: 6,
+        },
+        world_model: WorldModelConfig { layers: 3, width: 32, init_std: 0.3, ..WorldModelConfig::default() },
+        actor_critic: ActorCriticConfig { channels: vec![4, 6], hidden: 7 },
+    }
+}
+
+fn integers(device: &Device, name: &str, shape: &[usize], below: u32) -> Buffer {
+    let buffer = device.buffer::<i32>(name, engine::Shape::try_from(shape).unwrap());
+    let mut rng = Rng::new(Key::new(3, name.len() as u32));
+    let values: Vec<i32> = (0..buffer.shape().len()).map(|_| rng.below(below) as i32).collect();
+    buffer.write(&values).unwrap();
+    buffer
+}
+
+fn assert_close(got: &[f32], expected: &[f32]) {
+    assert_eq!(got.len(), expected.len());
+    for (i, (g, e)) in got.iter().zip(expected).enumerate() {
+        assert!((g - e).abs() <= 1e-4 * e.abs().max(1.0), "at {i}: {g} for {e}");
+    }
+}
+
+/// A rollout of 340 positions gives, at every one, what the whole sequence at once gives, for one-token and multi-token appends.
+#[test]
+fn decoding_with_the_cache_equals_the_full_pass() -> Result<()> {
+    let device = Device::cpu(Some(2))?;
+    let agent = Agent::new(&device, &small(), 1)?;
+    let model = &agent.world_model;
+    let (steps, k, width) = (20, 16, 32);
+    let mut stepper = Stepper::new(&device, Key::new(0, 0));
+    for batch in [1, 3, 17] {
+        let tokens = integers(&device, "tokens", &[batch, steps, k], 11);
+        let actions = integers(&device, "actions", &[batch, steps], 5);
+        let (whole, rewards) = stepper.infer(|tape| -> Result<(Vec<f32>, Vec<f32>)> {
+            let (tokens, actions) = (tape.buffer(&tokens)?, tape.buffer(&actions)?);
+            let output = model.forward(tape, tokens, actions, false)?;
+            Ok((tape.read(output.hidden)?, tape.read(output.rewards)?))
+        })?;
+        // How many frame tokens go in at a time.
+        for portion in [1, 5, 16] {
+            let mut memory = model.memory(&device, batch);
+            for step in 0..steps {
+                let mut at = 0;
+                while at < k {
+                    let end = k.min(at + portion);
+                    let start = memory.len();
+                    let hidden = stepper.infer(|tape| -> Result<Vec<f32>> {
+                        let tokens = tape.buffer(&tokens)?;
+                        let now = tape.slice(tokens, 1, step, step + 1)?;
+                        let now = tape.reshape(now, [batch, k])?;
+                        let now = tape.slice(now, 1, at, end)?;
+                        let hidden = model.see_tokens(tape, &mut memory, now)?;
+                        tape.read(hidden)
+                    })?;
+                    for (i, row) in hidden.chunks_exact(width).enumerate() {
+                        let (b, t) = (i / (end - at), start + i % (end - at));
+                        assert_close(row, &whole[(b * 340 + t) * width..][..width]);
+                    }
+                    at = end;
+                }
+                let start = memory.len();
+                let (hidden, logits) = stepper.infer(|tape| -> Result<(Vec<f32>, Vec<f32>)> {
+                    let actions = tape.buffer(&actions)?;
+                    let now = tape.slice(actions, 1, step, step + 1)?;
+                    let now = tape.reshape(now, [batch])?;
+                    let hidden = model.see_action(tape, &mut memory, now)?;
+                    let (reward, _) = model.consequences(tape, hidden)?;
+                    Ok((tape.read(hidden)?, tape.read(reward)?))
+                })?;
+                for (b, row) in hidden.chunks_exact(width).enumerate() {
+                    assert_close(row, &whole[(b * 340 + start) * width..][..width]);
+                    assert_close(&logits[b * 3..][..3], &rewards[(b * steps + step) * 3..][..3]);
+                }
+            }
+            assert_eq!(memory.len(), 340);
+            // The 341st position does not exist.
+            let full = stepper.infer(|tape| {
+                let actions = tape.buffer(&actions)?;
+                let now = tape.slice(actions, 1, 0, 1)?;
+                let now = tape.reshape(now, [batch])?;
+                model.see_action(tape, &mut memory, now).map(|_| ())
+            });
+            assert_eq!(full.unwrap_err().to_string(), "position embedding: range 340..341 is outside 0..340");
+        }
+    }
+    Ok(())
+}
+
+/// Fills a dreamer's start: random frames, tokens and a mask with whole and partly padded rows.
+fn start(dreamer: &Dreamer, burn_in: usize, mask: &[i32]) -> Result<()> {
+    let mut rng = Rng::new(Key::new(8, 8));
+    let start = dreamer.start();
+    let frames: Vec<f32> = (0..start.frames.shape().len()).map(|_| rng.uniform()).collect();
+    start.frames.write(&frames)?;
+    assert_eq!(mask.len() % burn_in, 0);
+    start.mask.write(mask)?;
+    let tokens: Vec<i32> = (0..start.tokens.shape().len()).map(|_| rng.below(11) as i32).collect();
+    start.tokens.write(&tokens)
+}
+
+#[test]
+fn a_dream_uses_exactly_340_positions_and_follows_its_key() -> Result<()> {
+    let device = Device::cpu(Some(2))?;
+    let agent = Agent::new(&device, &small(), 1)?;
+    let mask = [1, 1, 0, 1, 0, 0];
+    let dream = |seed: u64| -> Result<(Vec<i32>, Vec<f32>, Vec<f32>)> {
+        let mut dreamer = Dreamer::new(&device, &agent, 3, 20, 2, Key::new(seed, 0));
+        start(&dreamer, 2, &mask)?;
+        let dreamt = dreamer.dream(&agent, 1.0)?;
+        let result =
+            (dreamt.actions.read::<i32>()?, dreamt.rewards.read::<f32>()?, dreamt.frames.read::<f32>()?);
+        assert_eq!(dreamer.positions(), 340);
+        Ok(result)
+    };
+    let (first, again, other) = (dream(1)?, dream(1)?, dream(2)?);
+    assert_eq!(first, again);
+    assert_ne!(first.0, other.0);
+    let (actions, rewards, frames) = first;
+    assert!(actions.iter().all(|a| (0..5).contains(a)) && (0..5).all(|a| actions.contains(&a)));
+    assert!(rewards.iter().all(|r| [-1.0, 0.0, 1.0].contains(r)));
+    assert!(frames.iter().all(|f| (0.0..=1.0).contains(f)));
+    Ok(())
+}
+
+/// At temperature 0 the dream's actions are the policy's best ones, replayed over the dreamt frames from the state after burn-in.
+#[test]
+fn a_dream_is_what_the_policy_does_over_its_frames() -> Result<()> {
+    let device = Device::cpu(Some(2))?;
+    let agent = Agent::new(&device, &small(), 4)?;
+    let mut dreamer = Dreamer::new(&device, &agent, 3, 6, 2, Key::new(1, 0));
+    start(&dreamer, 2, &[1, 1, 0, 1, 0, 0])?;
+    let dreamt = dreamer.dream(&agent, 0.0)?;
+    let logits = Stepper::new(&device, Key::new(0, 0)).infer(|tape| -> Result<Vec<f32>> {
+        let state = Lstm { hidden: tape.buffer(&dreamt.hidden)?, cell: tape.buffer(&dreamt.cell)? };
+        let frames = tape.buffer(&dreamt.frames)?;
+        let Policy { logits, .. } = agent.actor_critic.follow(tape, frames, state)?;
+        tape.read(logits)
+    })?;
+    let best: Vec<i32> = logits
+        .chunks_exact(5)
+        .map(|row| (0..5).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as i32)
+        .collect();
+    assert_eq!(dreamt.actions.read::<i32>()?, best);
+    // The row that was all padding starts from nothing, the others do not.
+    let hidden = dreamt.hidden.read::<f32>()?;
+    let started: Vec<bool> = hidden.chunks_exact(7).map(|row| row.iter().any(|h| *h != 0.0)).collect();
+    assert_eq!(started, [true, true, false]);
+    Ok(())
+}
+
+/// Losses of a two-row trajectory in which row 0 ends at its first step: with the paper's way what follows does not count.
+#[test]
+fn what_follows_an_end_counts_only_the_releases_way() -> Result<()> {
+    let device = Device::cpu(Some(1))?;
+    let agent = Agent::new(&device, &small(), 5)?;
+    let floats = |name: &str, shape: [usize; 2], values: &[f32]| -> Result<Buffer> {
+        let buffer = device.buffer::<f32>(name, shape);
+        buffer.write(values)?;
+        Ok(buffer)
+    };
+    let losses = |stop_at_end: bool, late_reward: f32| -> Result<[f32; 3]> {
+        let logits = device.buffer::<f32>("logits", [2, 4, 2]);
+        logits
+            .write(&[0.1f32, 0.9, -0.3, 0.2, 1.0, 0.0, 0.5, 0.5, 0.0, 0.7, 0.3, -0.2, 0.4, 0.4, 0.0, 0.0])?;
+        let values = floats("values", [2, 4], &[0.5, 0.25, -0.5, 1.0, 0.1, 0.2, 0.3, 0.4])?;
+        let rewards = floats("rewards", [2, 4], &[1.0, late_reward, 0.0, 0.0, 0.0, 1.0, 0.0, -1.0])?;
+        let ends = device.buffer::<i32>("ends", [2, 4]);
+        ends.write(&[1, 0, 0, 0, 0, 0, 0, 0])?;
+        let actions = device.buffer::<i32>("actions", [2, 4]);
+        actions.write(&[1, 0, 1, 0, 0, 1, 1, 0])?;
+        let config = Returns { gamma: 0.9, lambda: 0.5, entropy_weight: 0.1, stop_at_end };
+        Stepper::new(&device, Key::new(0, 0)).run(|tape| {
+            let policy = Policy { logits: tape.buffer(&logits)?, values: tape.buffer(&values)? };
+            let (actions, rewards, ends) =
+                (tape.buffer(&actions)?, tape.buffer(&rewards)?, tape.buffer(&ends)?);
+            let losses = agent.actor_critic.loss(tape, policy, actions, rewards, ends, &config)?;
+            let mut out = [0.0; 3];
+            for (out, loss) in out.iter_mut().zip([losses.actions, losses.values, losses.entropy]) {
+                *out = tape.read::<f32>(loss)?[0];
+            }
+            Ok(out)
+        })
+    };
+    // Masked: a reward after the end changes nothing. The release's way: it does.
+    assert_eq!(losses(true, 0.0)?, losses(true, 5.0)?);
+    assert_ne!(losses(false, 0.0)?, losses(false, 5.0)?);
+    assert_ne!(losses(true, 0.0)?, losses(false, 0.0)?);
+
+    // The masked value loss by hand: row 0 has one step with return 1 (cut at the end), row 1 three steps.
+    let next = |v: f32, r: f32| 0.9 * (0.5 * v + 0.5 * r);
+    let r2 = next(0.4, 0.4);
+    let r1 = 1.0 + next(0.3, r2);
+    let r0 = next(0.2, r1);
+    let errors = [0.5 - 1.0, 0.1 - r0, 0.2 - r1, 0.3 - r2];
+    let expected = errors.iter().map(|e| e * e).sum::<f32>() / 4.0;
+    assert!((losses(true, 0.0)?[1] - expected).abs() < 1e-5);
+    Ok(())
+}
+
+/// A folder of this test's own, removed at the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        let path = std::env::temp_dir().join(format!("iris-agent-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Scratch(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn all_values(agent: &Agent) -> Vec<f32> {
+    let networks = [&agent.tokenizer.network, &agent.world_model.network, &agent.actor_critic.network];
+    networks.iter().flat_map(|n| n.params.values().read::<f32>().unwrap()).collect()
+}
+
+#[test]
+fn an_agent_survives_saving_and_loading() {
+    let device = Device::cpu(Some(1)).unwrap();
+    let folder = Scratch::new("save");
+    let agent = Agent::new(&device, &small(), 7).unwrap();
+    let path = agent.save(None, &folder.0).unwrap();
+    let (loaded, perceptual) = Agent::load(&device, &folder.0).unwrap();
+    assert_eq!(loaded.config, agent.config);
+    assert_eq!(all_values(&loaded), all_values(&agent));
+    assert!(perceptual.is_none());
+    // Nothing but the file is left behind.
+    assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1);
+
+    let good = std::fs::read(&path).unwrap();
+    let load = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        Agent::load(&device, &folder.0).map(|_| ()).unwrap_err()
+    };
+    assert!(matches!(load(&good[..good.len() - 1]), CheckpointError::NotSafetensors { .. }));
+    assert!(matches!(load(b""), CheckpointError::NotSafetensors { .. }));
+    // The header is JSON at a known place: change it without changing its length.
+    let edit = |from: &str, to: &str| {
+        assert_eq!(from.len(), to.len());
+        let at = good.windows(from.len()).position(|w| w == from.as_bytes()).expect(from);
+        let mut bytes = good.clone();
+        bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        load(&bytes)
+    };
+    assert!(matches!(
+        edit(r#""iris-agent""#, r#""other-prog""#),
+        CheckpointError::NotAnAgent { key: "format", .. }
+    ));
+    assert!(matches!(edit(r#""version":"1""#, r#""version":"2""#), CheckpointError::TooNew { found: 2, .. }));
+    let error = edit("actor_critic.conv1.bias", "actor_critic.conv9.bias");
+    assert!(error.to_string().ends_with("entry `actor_critic.conv1.bias` is missing"), "{error}");
+    let error = edit(r#"\"actions\":5"#, r#"\"actions\":6"#);
+    assert!(
+        error.to_string().ends_with(
+            "entry `world_model.embedder.embedding_tables.0.weight` has shape [5, 32], expected [6, 32]"
+        ),
+        "{error}"
+    );
+    let error = edit(r#"\"groups\":4"#, r#"\"groups\":3"#);
+    assert!(error.to_string().contains("tokenizer.groups is 3, which does not divide"), "{error}");
+    let error = edit(r#"\"hidden\":7"#, r#"\"hiddem\":7"#);
+    assert!(error.to_string().contains("unknown field `hiddem`"), "{error}");
+}
+
+#[test]
+fn sizes_that_do_not_fit_are_named() {
+    let check = |change: &dyn Fn(&mut AgentConfig)| {
+        let mut config = small();
+        change(&mut config);
+        config.validate().unwrap_err()
+    };
+    assert_eq!(check(&|c| c.actions = 0), "actions must be at least 1");
+    assert_eq!(check(&|c| c.tokenizer.resolutions = 0), "tokenizer.resolutions must be at least 1");
+    assert_eq!(
+        check(&|c| c.tokenizer.resolutions = 5),
+        "tokenizer.frame_size is 8, which cannot be halved 4 times"
+    );
+    assert_eq!(
+        check(&|c| c.world_model.heads = 5),
+        "world_model.heads is 5, which does not divide world_model.width 32"
+    );
+    assert!(check(&|c| c.world_model.dropout = 1.0).contains("world_model.dropout is 1"));
+    assert!(check(&|c| c.actor_critic.channels = vec![]).contains("actor_critic.channels is []"));
+    assert!(check(&|c| c.actor_critic.channels = vec![4; 4]).contains("actor_critic.channels"));
+    assert!(check(&|c| c.tokenizer.vocabulary = 1 << 40).contains("at most"));
+    assert!(
+        check(&|c| (c.tokenizer.vocabulary, c.tokenizer.embedding) = (1 << 20, 1 << 20))
+            .contains("parameters")
+    );
+    assert_eq!(AgentConfig::default().validate(), Ok(()));
+    let variant = AgentConfig::with_64_tokens(4);
+    assert_eq!((variant.validate(), variant.tokenizer.tokens()), (Ok(()), 64));
+}
+
+/// The 64-token variant is the same code: 65 positions per step, 1300 in all.
+#[test]
+fn the_64_token_variant_runs() -> Result<()> {
+    let device = Device::cpu(Some(2))?;
+    let mut config = small();
+    config.tokenizer.resolutions = 1;
+    config.world_model.steps = 3;
+    let agent = Agent::new(&device, &config, 0)?;
+    assert_eq!(agent.world_model.tokens, 64);
+    let mut dreamer = Dreamer::new(&device, &agent, 2, 3, 1, Key::new(1, 0));
+    start(&dreamer, 1, &[1, 1])?;
+    dreamer.dream(&agent, 1.0)?;
+    assert_eq!(dreamer.positions(), 3 * 65);
+    Ok(())
+}
