@@ -15,10 +15,19 @@ fn setup() -> (Golden, Device, Stepper) {
     (Golden::load(), device, stepper)
 }
 
+/// Weights after an optimiser step, to 1e-5.
+fn assert_updated(what: &str, got: &[f32], expected: &[f32]) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    let worst = got.iter().zip(expected).map(|(g, e)| (g - e).abs()).fold(0f32, f32::max);
+    assert!(worst <= 1e-5, "{what}: off by {worst}");
+}
+
 /// A scalar of the release against ours.
 fn assert_number(golden: &Golden, name: &str, key: &str, got: f32) {
     let expected = golden.number(name, key);
-    assert!((f64::from(got) - expected).abs() <= 1e-4 * expected.abs(), "{name}.{key}: {got} for {expected}");
+    // The perceptual loss may be close to zero: golden weights of its layers have both signs.
+    let error = (f64::from(got) - expected).abs();
+    assert!(error <= 1e-4 * expected.abs() + 1e-6, "{name}.{key}: {got} for {expected}");
 }
 
 #[test]
@@ -65,14 +74,9 @@ fn golden_tokenizer() -> Result<()> {
     let params = &tokenizer.network.params;
     let conv = agent::reference::Layout::Conv3x3
         .to_reference(&[64, 3, 3, 3], &params.get("encoder.conv_in.weight")?);
-    assert_close(
-        "conv_in after Adam",
-        &conv,
-        &golden.f32("tokenizer.after_adam.encoder.conv_in.weight"),
-        1e-5,
-    );
+    assert_updated("conv_in after Adam", &conv, &golden.f32("tokenizer.after_adam.encoder.conv_in.weight"));
     let rows = &params.get("embedding.weight")?[..4 * 512];
-    assert_close("codebook after Adam", rows, &golden.f32("tokenizer.after_adam.embedding.rows0_4"), 1e-5);
+    assert_updated("codebook after Adam", rows, &golden.f32("tokenizer.after_adam.embedding.rows0_4"));
     Ok(())
 }
 
@@ -154,18 +158,16 @@ fn golden_world_model() -> Result<()> {
     golden.check_gradient_norms(&model.network, "world_model.grad_norms");
     let params = &model.network.params;
     let query = params.get("transformer.blocks.0.attn.query.weight")?;
-    assert_close(
+    assert_updated(
         "query after AdamW",
         &query,
         &golden.f32("world_model.after_adamw.blocks0.attn.query.weight"),
-        1e-5,
     );
     let positions = &params.get("pos_emb.weight")?[..4 * 256];
-    assert_close(
+    assert_updated(
         "positions after AdamW",
         positions,
         &golden.f32("world_model.after_adamw.pos_emb.rows0_4"),
-        1e-5,
     );
     Ok(())
 }
