@@ -2,7 +2,7 @@
 
 use engine::{Device, Init, Lstm, Param, Params, Result, Stride, Tape, Tensor};
 
-use crate::layers::{Builder, Conv, Linear, LinearInit, Network};
+use crate::layers::{Builder, Conv, Linear, LinearInit, Network, Norm};
 use crate::reference::Layout;
 use crate::{ActorCriticConfig, TokenizerConfig};
 
@@ -10,10 +10,20 @@ pub struct ActorCritic {
     pub config: ActorCriticConfig,
     pub network: Network,
     convs: Vec<Conv>,
+    dense: Option<(Linear, Norm)>,
     lstm: Linear,
     lstm_hidden: Linear,
     critic: Linear,
     actor: Linear,
+}
+
+/// What the network sees in frames.
+#[derive(Clone, Copy, Debug)]
+pub struct Sight {
+    /// The LSTM's input, [N, F].
+    pub features: Tensor,
+    /// The input's share of the LSTM's gates, [N, 4 * hidden].
+    pub gates: Tensor,
 }
 
 /// What the network says about frames.
@@ -71,9 +81,15 @@ impl ActorCritic {
             inputs = channels;
         }
         let size = tokenizer.frame_size >> config.channels.len();
-        let (features, hidden) = (size * size * inputs, config.hidden);
+        let (pixels, hidden) = (size * size * inputs, config.hidden);
+        let flattened = Layout::Flattened { height: size, width: size, channels: inputs };
+        let dense = match config.dense {
+            0 => None,
+            width => Some((b.linear_with("dense", pixels, width, flattened)?, b.norm("dense_norm", width)?)),
+        };
+        let (features, layout) =
+            if dense.is_some() { (config.dense, Layout::Same) } else { (pixels, flattened) };
         let init = Init::Uniform(1.0 / (hidden as f32).sqrt());
-        let layout = Layout::Flattened { height: size, width: size, channels: inputs };
         let mut lstm_param = |name: &str, shape: &[usize], layout| -> Result<Param> {
             b.within("lstm", |b| b.param(name, shape, init, layout))
         };
@@ -81,12 +97,14 @@ impl ActorCritic {
         let weight_hh = lstm_param("weight_hh", &[4 * hidden, hidden], Layout::Same)?;
         let bias_ih = lstm_param("bias_ih", &[4 * hidden], Layout::Same)?;
         let bias_hh = lstm_param("bias_hh", &[4 * hidden], Layout::Same)?;
-        let critic = b.linear("critic_linear", hidden, 1)?;
-        let actor = b.linear("actor_linear", hidden, actions)?;
+        let seen = if config.skip { hidden + features } else { hidden };
+        let critic = b.linear("critic_linear", seen, 1)?;
+        let actor = b.linear("actor_linear", seen, actions)?;
         Ok(ActorCritic {
             config: config.clone(),
             network: b.finish(device, "actor_critic", seed)?,
             convs,
+            dense,
             lstm: Linear { weight: weight_ih, bias: bias_ih },
             lstm_hidden: Linear { weight: weight_hh, bias: bias_hh },
             critic,
@@ -98,8 +116,8 @@ impl ActorCritic {
         &self.network.params
     }
 
-    /// Frames [N, H, W, 3] in [0, 1] -> the input's share of the LSTM's gates, [N, 4 * hidden].
-    pub fn look(&self, tape: &mut Tape, frames: Tensor) -> Result<Tensor> {
+    /// Looks at frames [N, H, W, 3] in [0, 1].
+    pub fn look(&self, tape: &mut Tape, frames: Tensor) -> Result<Sight> {
         let mut x = tape.affine(frames, 2.0, -1.0)?;
         for conv in &self.convs {
             x = conv.forward(tape, self.params(), x, Stride::One)?;
@@ -107,9 +125,14 @@ impl ActorCritic {
             x = tape.relu(x)?;
         }
         let batch = frames.dims()[0];
-        let features = x.shape().len() / batch.max(1);
-        let x = tape.reshape(x, [batch, features])?;
-        self.lstm.forward(tape, self.params(), x)
+        let width = x.shape().len() / batch.max(1);
+        let mut features = tape.reshape(x, [batch, width])?;
+        if let Some((linear, norm)) = &self.dense {
+            features = linear.forward(tape, self.params(), features)?;
+            features = norm.layer(tape, self.params(), features)?;
+            features = tape.relu(features)?;
+        }
+        Ok(Sight { features, gates: self.lstm.forward(tape, self.params(), features)? })
     }
 
     /// One step of the LSTM: gates [B, 4 * hidden] from [`look`](ActorCritic::look).
@@ -128,10 +151,14 @@ impl ActorCritic {
         })
     }
 
-    /// Hidden state [.., hidden] -> action logits [.., A] and values [..].
-    pub fn decide(&self, tape: &mut Tape, hidden: Tensor) -> Result<Policy> {
-        let logits = self.actor.forward(tape, self.params(), hidden)?;
-        let values = self.critic.forward(tape, self.params(), hidden)?;
+    /// Hidden state [.., hidden], features [.., F] -> action logits [.., A] and values [..].
+    pub fn decide(&self, tape: &mut Tape, hidden: Tensor, features: Tensor) -> Result<Policy> {
+        let seen = match self.config.skip {
+            true => tape.concat(&[hidden, features], hidden.shape().rank() - 1)?,
+            false => hidden,
+        };
+        let logits = self.actor.forward(tape, self.params(), seen)?;
+        let values = self.critic.forward(tape, self.params(), seen)?;
         let values = tape.reshape(values, hidden.shape().without_last())?;
         Ok(Policy { logits, values })
     }
@@ -144,7 +171,7 @@ impl ActorCritic {
             return Err(engine::Error::BadShape { op, shape: frames.shape(), rule });
         };
         let flat = tape.reshape(frames, [batch * time, height, width, colours])?;
-        let gates = self.look(tape, flat)?;
+        let Sight { features, gates } = self.look(tape, flat)?;
         let (gate_width, hidden) = (4 * self.config.hidden, self.config.hidden);
         let gates = tape.reshape(gates, [batch, time, gate_width])?;
         let mut states = Vec::with_capacity(time);
@@ -155,7 +182,8 @@ impl ActorCritic {
             states.push(tape.reshape(state.hidden, [batch, 1, hidden])?);
         }
         let all = tape.concat(&states, 1)?;
-        self.decide(tape, all)
+        let features = tape.reshape(features, [batch, time, features.shape().last()])?;
+        self.decide(tape, all, features)
     }
 
     /// REINFORCE with a baseline, value regression and an entropy bonus over an imagined trajectory: policy over T steps, and what it did

@@ -24,6 +24,9 @@ impl Default for AgentConfig {
     }
 }
 
+/// No size is larger than this.
+const LARGEST: usize = 1 << 20;
+
 impl AgentConfig {
     /// What is wrong with the sizes, if anything: every message names the key.
     pub fn validate(&self) -> Result<(), String> {
@@ -33,7 +36,6 @@ impl AgentConfig {
             ("tokenizer.frame_size", t.frame_size),
             ("tokenizer.channels", t.channels),
             ("tokenizer.resolutions", t.resolutions),
-            ("tokenizer.residual_blocks", t.residual_blocks),
             ("tokenizer.groups", t.groups),
             ("tokenizer.vocabulary", t.vocabulary),
             ("tokenizer.embedding", t.embedding),
@@ -43,10 +45,12 @@ impl AgentConfig {
             ("world_model.width", w.width),
             ("actor_critic.hidden", p.hidden),
         ];
+        if p.dense > LARGEST {
+            return Err(format!("actor_critic.dense is {}, but must be at most {LARGEST}", p.dense));
+        }
         if let Some((key, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(format!("{key} must be at least 1"));
         }
-        const LARGEST: usize = 1 << 20;
         if let Some((key, value)) = positive.iter().find(|(_, value)| *value > LARGEST) {
             return Err(format!("{key} is {value}, but must be at most {LARGEST}"));
         }
@@ -196,10 +200,14 @@ pub struct ActorCriticConfig {
     pub channels: Vec<usize>,
     /// Width of the LSTM.
     pub hidden: usize,
+    /// Width of a linear layer with layer-norm between the convolutions and the LSTM; 0 for none, as in the paper.
+    pub dense: usize,
+    /// Let the heads see the LSTM's input beside its state; not in the paper.
+    pub skip: bool,
 }
 
 impl Default for ActorCriticConfig {
     fn default() -> ActorCriticConfig {
-        ActorCriticConfig { channels: vec![32, 32, 64, 64], hidden: 512 }
+        ActorCriticConfig { channels: vec![32, 32, 64, 64], hidden: 512, dense: 0, skip: false }
     }
 }

@@ -92,6 +92,10 @@ impl Dreamer {
         self.stepper.key()
     }
 
+    pub fn set_key(&mut self, key: Key) {
+        self.stepper.set_key(key);
+    }
+
     /// Positions of the world model's memory that the last dream used.
     pub fn positions(&self) -> usize {
         self.memory.len()
@@ -109,9 +113,9 @@ impl Dreamer {
                 let frame = agent.tokenizer.render(tape, seen)?;
                 tape.store_step(&trajectories.frames, t, frame)?;
                 let state = load_state(tape, hidden, cell)?;
-                let gates = agent.actor_critic.look(tape, frame)?;
-                let state = agent.actor_critic.remember(tape, gates, state)?;
-                let logits = agent.actor_critic.decide(tape, state.hidden)?.logits;
+                let sight = agent.actor_critic.look(tape, frame)?;
+                let state = agent.actor_critic.remember(tape, sight.gates, state)?;
+                let logits = agent.actor_critic.decide(tape, state.hidden, sight.features)?.logits;
                 let action = tape.sample(logits, temperature)?;
                 tape.store_step(&trajectories.actions, t, action)?;
                 tape.store(hidden, 0, state.hidden)?;
@@ -178,7 +182,7 @@ fn burn_in_policy(
     let &[batch, steps, height, width, colours] = frames.dims() else { return Ok(state) };
     let gate_width = 4 * agent.config.actor_critic.hidden;
     let flat = tape.reshape(frames, [batch * steps, height, width, colours])?;
-    let gates = agent.actor_critic.look(tape, flat)?;
+    let gates = agent.actor_critic.look(tape, flat)?.gates;
     let gates = tape.reshape(gates, [batch, steps, gate_width])?;
     for t in 0..steps {
         let now = tape.slice(gates, 1, t, t + 1)?;

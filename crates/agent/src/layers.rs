@@ -75,7 +75,13 @@ impl Builder {
         self.linear_with(name, inputs, outputs, Layout::Conv1x1)
     }
 
-    fn linear_with(&mut self, name: &str, inputs: usize, outputs: usize, layout: Layout) -> Result<Linear> {
+    pub fn linear_with(
+        &mut self,
+        name: &str,
+        inputs: usize,
+        outputs: usize,
+        layout: Layout,
+    ) -> Result<Linear> {
         let bound = Init::Uniform(1.0 / (inputs as f32).sqrt());
         self.within(name, |b| match b.linear_init {
             LinearInit::Uniform => Ok(Linear {

@@ -9,16 +9,21 @@ mod config;
 mod imagine;
 mod layers;
 mod perceptual;
+mod player;
 pub mod reference;
+mod replay;
 mod tokenizer;
+pub mod train;
 mod world_model;
 
-pub use actor_critic::{ActorCritic, ActorCriticLosses, Policy, Returns};
+pub use actor_critic::{ActorCritic, ActorCriticLosses, Policy, Returns, Sight};
 pub use checkpoint::{AGENT_FILE, CheckpointError};
 pub use config::{ActorCriticConfig, AgentConfig, TokenizerConfig, WorldModelConfig};
 pub use imagine::{Dreamer, Start, Trajectories};
 pub use layers::Network;
 pub use perceptual::Perceptual;
+pub use player::{PlayError, Player};
+pub use replay::{Episode, Record, Replay, ReplayError, Segment, Table};
 pub use tokenizer::{Tokenizer, TokenizerLosses};
 pub use world_model::{Memory, WorldModel, WorldModelBatch, WorldModelLosses, WorldModelOutput};
 

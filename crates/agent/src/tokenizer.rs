@@ -101,18 +101,25 @@ impl Tokenizer {
         Ok((tokens, self.render(tape, tokens)?))
     }
 
-    /// |x - D(z)| + commitment + perceptual distance, each a mean: frames [B, H, W, 3] in [-1, 1].
+    /// |x - D(z)| + commitment + perceptual distance, each a mean: frames [B, H, W, 3] in [-1, 1]. `squared_weight` adds that much of
+    /// (x - D(z))^2 to the reconstruction loss; the paper's is 0.
     pub fn loss(
         &self,
         tape: &mut Tape,
         frames: Tensor,
         perceptual: Option<&Perceptual>,
+        squared_weight: f32,
     ) -> Result<TokenizerLosses> {
         let y = self.encode(tape, frames)?;
         let quantised = self.quantise(tape, y)?;
         let reconstruction = self.decode(tape, quantised.embedded)?;
-        let absolute = tape.absolute_error(frames, reconstruction)?;
-        let mut total = tape.add(absolute, quantised.commitment)?;
+        let mut apart = tape.absolute_error(frames, reconstruction)?;
+        if squared_weight > 0.0 {
+            let squared = tape.squared_error(frames, reconstruction)?;
+            let squared = tape.affine(squared, squared_weight, 0.0)?;
+            apart = tape.add(apart, squared)?;
+        }
+        let mut total = tape.add(apart, quantised.commitment)?;
         let perceptual = match perceptual {
             Some(network) => {
                 let distance = network.distance(tape, frames, reconstruction)?;
@@ -121,7 +128,7 @@ impl Tokenizer {
             }
             None => None,
         };
-        Ok(TokenizerLosses { total, reconstruction: absolute, commitment: quantised.commitment, perceptual })
+        Ok(TokenizerLosses { total, reconstruction: apart, commitment: quantised.commitment, perceptual })
     }
 }
 

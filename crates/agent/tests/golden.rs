@@ -56,7 +56,7 @@ fn golden_tokenizer() -> Result<()> {
     stepper.run(|tape| -> Result<()> {
         let x = tape.buffer(&frames)?;
         let x = tape.affine(x, 2.0, -1.0)?;
-        let losses = tokenizer.loss(tape, x, Some(&perceptual))?;
+        let losses = tokenizer.loss(tape, x, Some(&perceptual), 0.0)?;
         for (name, loss) in losses.named() {
             let name = name.trim_start_matches("tokenizer/train/");
             if name != "total_loss" {
@@ -199,7 +199,7 @@ fn golden_actor_critic() -> Result<()> {
         for t in 0..2 {
             let now = tape.slice(frames, 1, t, t + 1)?;
             let now = tape.reshape(now, [4, 64, 64, 3])?;
-            let gates = policy.look(tape, now)?;
+            let gates = policy.look(tape, now)?.gates;
             let real = tape.slice(mask, 1, t, t + 1)?;
             let real = tape.reshape(real, [4])?;
             state = policy.remember_masked(tape, gates, state, real)?;

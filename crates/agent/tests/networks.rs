@@ -23,7 +23,7 @@ fn small() -> AgentConfig {
             embedding: 6,
         },
         world_model: WorldModelConfig { layers: 3, width: 32, init_std: 0.3, ..WorldModelConfig::default() },
-        actor_critic: ActorCriticConfig { channels: vec![4, 6], hidden: 7 },
+        actor_critic: ActorCriticConfig { channels: vec![4, 6], hidden: 7, ..ActorCriticConfig::default() },
     }
 }
 
@@ -148,11 +148,19 @@ fn a_dream_uses_exactly_340_positions_and_follows_its_key() -> Result<()> {
 #[test]
 fn a_dream_is_what_the_policy_does_over_its_frames() -> Result<()> {
     let device = Device::cpu(Some(2))?;
-    let agent = Agent::new(&device, &small(), 4)?;
-    let mut dreamer = Dreamer::new(&device, &agent, 3, 6, 2, Key::new(1, 0));
+    for (dense, skip) in [(0, false), (6, true)] {
+        let mut config = small();
+        (config.actor_critic.dense, config.actor_critic.skip) = (dense, skip);
+        follows_its_frames(&device, &Agent::new(&device, &config, 4)?)?;
+    }
+    Ok(())
+}
+
+fn follows_its_frames(device: &Device, agent: &Agent) -> Result<()> {
+    let mut dreamer = Dreamer::new(device, agent, 3, 6, 2, Key::new(1, 0));
     start(&dreamer, 2, &[1, 1, 0, 1, 0, 0])?;
-    let dreamt = dreamer.dream(&agent, 0.0)?;
-    let logits = Stepper::new(&device, Key::new(0, 0)).infer(|tape| -> Result<Vec<f32>> {
+    let dreamt = dreamer.dream(agent, 0.0)?;
+    let logits = Stepper::new(device, Key::new(0, 0)).infer(|tape| -> Result<Vec<f32>> {
         let state = Lstm { hidden: tape.buffer(&dreamt.hidden)?, cell: tape.buffer(&dreamt.cell)? };
         let frames = tape.buffer(&dreamt.frames)?;
         let Policy { logits, .. } = agent.actor_critic.follow(tape, frames, state)?;

@@ -14,12 +14,44 @@ pub struct Args {
 
 #[derive(Subcommand)]
 pub enum Command {
+    /// Train an agent.
+    Train(TrainArgs),
     /// Turn a checkpoint of the reference release (PyTorch) into an agent.
     Import(ImportArgs),
     /// Write an agent with the names and shapes of the reference release, for PyTorch.
     Export(ExportArgs),
     /// Time the paper-size networks on this machine.
     Bench(BenchArgs),
+}
+
+/// Trains an agent from scratch: by default a small one on `arcade/catch`, in minutes.
+#[derive(clap::Args)]
+pub struct TrainArgs {
+    /// Changes to the config, as key.sub=value.
+    pub overrides: Vec<String>,
+
+    /// The settings to start from.
+    #[arg(long, default_value = "tiny")]
+    pub preset: String,
+
+    /// A TOML file with changes to the preset.
+    #[arg(long)]
+    pub config: Option<PathBuf>,
+
+    /// The game.
+    #[arg(long)]
+    pub env: Option<String>,
+
+    #[arg(long)]
+    pub seed: Option<u64>,
+
+    /// Folder of the run.
+    #[arg(long)]
+    pub out: Option<PathBuf>,
+
+    /// Worker threads; one per core if not given. The result does not depend on it.
+    #[arg(long)]
+    pub threads: Option<usize>,
 }
 
 /// Reads `last.pt` as the reference release's `torch.save` wrote it. No code of the file is executed, and anything but tensors is refused.

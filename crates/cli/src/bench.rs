@@ -91,7 +91,7 @@ impl Bench {
             Ok(bench.stepper.run(|tape| -> engine::Result<()> {
                 let x = tape.buffer(&frames)?;
                 let x = tape.affine(x, 2.0, -1.0)?;
-                let losses = tokenizer.loss(tape, x, perceptual)?;
+                let losses = tokenizer.loss(tape, x, perceptual, 0.0)?;
                 tape.backward(losses.total)?;
                 tape.adam(&tokenizer.network.params, &Adam::default())?;
                 Ok(())

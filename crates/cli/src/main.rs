@@ -2,7 +2,9 @@
 
 mod args;
 mod bench;
+mod config;
 mod convert;
+mod train;
 
 use std::process::ExitCode;
 
@@ -10,6 +12,7 @@ use clap::Parser;
 
 fn main() -> ExitCode {
     let result = match args::Args::parse().command {
+        args::Command::Train(args) => train::run(args),
         args::Command::Import(args) => convert::import(args),
         args::Command::Export(args) => convert::export(args),
         args::Command::Bench(args) => bench::run(args),

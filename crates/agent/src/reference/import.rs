@@ -141,6 +141,7 @@ impl<'a> Shapes<'a> {
             actor_critic: ActorCriticConfig {
                 channels: policy_channels,
                 hidden: self.size("actor_critic.lstm.weight_hh", 2, 1)?,
+                ..paper.actor_critic
             },
         })
     }

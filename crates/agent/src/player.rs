@@ -1,0 +1,123 @@
+//! Acting in real games: every frame goes through the tokenizer, as in the paper; the policy sees its reconstruction.
+
+use engine::{Buffer, Device, Key, Lstm, Result, Stepper};
+use envs::{Env, EnvError};
+
+use crate::Agent;
+
+/// Plays several games side by side with one policy.
+pub struct Player {
+    stepper: Stepper,
+    frames: Buffer,
+    hidden: Buffer,
+    cell: Buffer,
+    actions: Buffer,
+    batch: usize,
+    width: usize,
+}
+
+impl Player {
+    /// A player of `batch` games at once.
+    pub fn new(device: &Device, agent: &Agent, batch: usize) -> Player {
+        let (size, width) = (agent.config.tokenizer.frame_size, agent.config.actor_critic.hidden);
+        Player {
+            stepper: Stepper::new(device, Key::new(0, 0)),
+            frames: device.buffer::<u8>("frames", [batch, size, size, 3]),
+            hidden: device.buffer::<f32>("hidden state", [batch, width]),
+            cell: device.buffer::<f32>("cell state", [batch, width]),
+            actions: device.buffer::<i32>("actions", [batch]),
+            batch,
+            width,
+        }
+    }
+
+    /// The randomness of the next actions.
+    pub fn set_key(&mut self, key: Key) {
+        self.stepper.set_key(key);
+    }
+
+    /// Forgets everything about one of the games.
+    pub fn forget(&mut self, game: usize) -> Result<()> {
+        let nothing = vec![0f32; self.width];
+        self.hidden.write_at(game * self.width, &nothing)?;
+        self.cell.write_at(game * self.width, &nothing)
+    }
+
+    /// Looks at the games' frames (RGB bytes, one after the other) and chooses actions.
+    pub fn act(&mut self, agent: &Agent, frames: &[u8], temperature: f32) -> Result<Vec<i32>> {
+        self.frames.write(frames)?;
+        let Player { stepper, frames, hidden, cell, actions, .. } = self;
+        stepper.infer(|tape| -> Result<()> {
+            let seen = tape.buffer(frames)?;
+            let (_, seen) = agent.tokenizer.reconstruct(tape, seen)?;
+            let state = Lstm { hidden: tape.buffer(hidden)?, cell: tape.buffer(cell)? };
+            let sight = agent.actor_critic.look(tape, seen)?;
+            let state = agent.actor_critic.remember(tape, sight.gates, state)?;
+            let policy = agent.actor_critic.decide(tape, state.hidden, sight.features)?;
+            let chosen = tape.sample(policy.logits, temperature)?;
+            tape.store(hidden, 0, state.hidden)?;
+            tape.store(cell, 0, state.cell)?;
+            tape.store(actions, 0, chosen)
+        })?;
+        self.actions.read()
+    }
+
+    /// Returns of `episodes` whole games. Game number n is the same whoever plays beside it: no bias towards short games.
+    pub fn evaluate(
+        &mut self,
+        agent: &Agent,
+        make: &dyn Fn() -> Box<dyn Env>,
+        episodes: usize,
+        temperature: f32,
+        key: Key,
+        mut done: impl FnMut(usize),
+    ) -> Result<Vec<f32>, PlayError> {
+        self.set_key(key);
+        let mut games: Vec<Box<dyn Env>> = (0..self.batch.min(episodes)).map(|_| make()).collect();
+        let frame_bytes = self.frames.shape().len() / self.batch;
+        // Which episode each place plays; finished places take the next one.
+        let mut playing: Vec<Option<usize>> =
+            (0..self.batch).map(|i| (i < games.len()).then_some(i)).collect();
+        let mut next = games.len();
+        for (i, game) in games.iter_mut().enumerate() {
+            game.reset(episode_seed(key.seed, i));
+            self.forget(i)?;
+        }
+        let mut returns = vec![0.0; episodes];
+        let mut frames = vec![0; self.batch * frame_bytes];
+        let mut finished = 0;
+        while playing.iter().any(Option::is_some) {
+            for (game, frame) in games.iter().zip(frames.chunks_exact_mut(frame_bytes)) {
+                game.render(frame);
+            }
+            let actions = self.act(agent, &frames, temperature)?;
+            for (place, game) in games.iter_mut().enumerate() {
+                let Some(episode) = playing[place] else { continue };
+                let step = game.step(actions[place] as usize)?;
+                returns[episode] += step.reward;
+                if step.done() {
+                    finished += 1;
+                    done(finished);
+                    playing[place] = (next < episodes).then_some(next);
+                    game.reset(episode_seed(key.seed, next));
+                    next += 1;
+                    self.forget(place)?;
+                }
+            }
+        }
+        Ok(returns)
+    }
+}
+
+/// The seed of an episode: far apart for neighbouring runs.
+pub(crate) fn episode_seed(seed: u64, episode: usize) -> u64 {
+    seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(episode as u64)
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum PlayError {
+    #[error(transparent)]
+    Engine(#[from] engine::Error),
+    #[error(transparent)]
+    Env(#[from] EnvError),
+}

@@ -1,0 +1,456 @@
+//! Algorithm 1 of the paper: collect, learn the world, learn to act inside it.
+
+mod cache;
+mod config;
+
+use engine::{Adam, Buffer, Device, Key, Lstm, Rng, Stepper, Tensor};
+use envs::{Env, Game};
+
+pub use config::{
+    ActorCriticTraining, CollectionConfig, EvaluationConfig, ReplayConfig, Schedule, TokenizerTraining,
+    TrainConfig, WorldModelTraining,
+};
+
+use crate::player::episode_seed;
+use crate::replay::{Record, Replay, ReplayError, Segment};
+use crate::{Agent, Dreamer, Perceptual, PlayError, Player, Returns, WorldModelBatch};
+use cache::Cache;
+
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    #[error(transparent)]
+    Engine(#[from] engine::Error),
+    #[error(transparent)]
+    Env(#[from] envs::EnvError),
+    #[error(transparent)]
+    Replay(#[from] ReplayError),
+    #[error(transparent)]
+    Play(#[from] PlayError),
+    #[error("stopped; the same command with --resume continues from the last finished epoch")]
+    Interrupted,
+}
+
+type Result<T, E = TrainError> = std::result::Result<T, E>;
+
+/// Watches a run, and may stop it.
+pub trait Observer {
+    /// `done` of `total` steps of a phase are over. Returning false stops the run.
+    fn progress(&mut self, phase: &'static str, done: usize, total: usize) -> bool;
+
+    /// An epoch is over: its metrics, and the trainer in a state that can be saved.
+    fn epoch_done(&mut self, trainer: &mut Trainer, metrics: &[(String, f64)]) -> Result<()>;
+}
+
+/// Who draws random numbers. Every epoch's numbers are a function of (seed, stream, epoch), so that a resumed run draws the same.
+#[derive(Clone, Copy)]
+enum Stream {
+    Collect = 1,
+    Explore,
+    Tokenizer,
+    TokenizerBatches,
+    WorldModel,
+    WorldModelBatches,
+    ActorCritic,
+    ActorCriticBatches,
+    Dream,
+    Evaluate,
+}
+
+/// Mean of a loss over an epoch.
+#[derive(Default)]
+struct Means(Vec<(String, f64, usize)>);
+
+impl Means {
+    fn add(&mut self, name: &str, value: f32) {
+        match self.0.iter_mut().find(|(n, ..)| n == name) {
+            Some((_, sum, count)) => (*sum, *count) = (*sum + f64::from(value), *count + 1),
+            None => self.0.push((name.into(), f64::from(value), 1)),
+        }
+    }
+
+    fn finish(self) -> Vec<(String, f64)> {
+        self.0.into_iter().map(|(name, sum, count)| (name, sum / count as f64)).collect()
+    }
+}
+
+/// A run: the networks, what they have seen, and the game being played.
+pub struct Trainer {
+    pub config: TrainConfig,
+    pub agent: Agent,
+    pub replay: Replay,
+    /// Finished epochs.
+    pub epoch: usize,
+    device: Device,
+    game: &'static Game,
+    env: Box<dyn Env>,
+    player: Player,
+    perceptual: Option<Perceptual>,
+    stepper: Stepper,
+    dreamer: Dreamer,
+    batches: Batches,
+    cache: Cache,
+}
+
+/// Input buffers of the three training steps.
+struct Batches {
+    frames: Buffer,
+    tokens: Buffer,
+    actions: Buffer,
+    rewards: Buffer,
+    ends: Buffer,
+    mask: Buffer,
+}
+
+/// Trains until all epochs are over. This is the paper's Algorithm 1.
+pub fn train(trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
+    while trainer.epoch < trainer.config.epochs {
+        let mut means = Means::default();
+        if trainer.epoch < trainer.config.collection.epochs {
+            trainer.collect_experience(observer, &mut means)?;
+        }
+        trainer.update_tokenizer(observer, &mut means)?;
+        trainer.update_world_model(observer, &mut means)?;
+        trainer.update_behaviour(observer, &mut means)?;
+        if trainer.is_time_to_evaluate() {
+            trainer.evaluate(observer, &mut means)?;
+        }
+        trainer.epoch += 1;
+        observer.epoch_done(trainer, &means.finish())?;
+    }
+    Ok(())
+}
+
+impl Trainer {
+    /// A run with these networks and this replay, after `epoch` epochs. An episode that was being played is played again up to where it was.
+    pub fn new(
+        device: &Device,
+        config: TrainConfig,
+        agent: Agent,
+        replay: Replay,
+        epoch: usize,
+    ) -> Result<Trainer> {
+        let game = Game::find(&config.env)?;
+        let mut env = game.make();
+        if let Some(episode) = replay.open_episode() {
+            env.reset(episode.seed);
+            for record in episode.start..episode.start + episode.len {
+                env.step(replay.record(record)?.action as usize)?;
+            }
+        }
+        let (t, w, p) = (&config.agent.tokenizer, &config.agent.world_model, &config.actor_critic);
+        let (batch, steps) = (config.world_model.schedule.batch, w.steps);
+        let integers = |name: &str| device.buffer::<i32>(name, [batch, steps]);
+        let batches = Batches {
+            frames: device.buffer::<u8>(
+                "frame batch",
+                [config.tokenizer.schedule.batch, t.frame_size, t.frame_size, 3],
+            ),
+            tokens: device.buffer::<i32>("token batch", [batch, steps, t.tokens()]),
+            actions: integers("action batch"),
+            rewards: integers("reward batch"),
+            ends: integers("end batch"),
+            mask: integers("mask batch"),
+        };
+        let perceptual = config.tokenizer.perceptual.then(|| Perceptual::random(device, 0.0)).transpose()?;
+        let key = Key::new(config.seed, 0);
+        Ok(Trainer {
+            player: Player::new(device, &agent, 1),
+            dreamer: Dreamer::new(device, &agent, p.schedule.batch, p.horizon, p.burn_in, key),
+            stepper: Stepper::new(device, key),
+            cache: Cache::new(device, &agent),
+            device: device.clone(),
+            config,
+            agent,
+            replay,
+            epoch,
+            game,
+            env,
+            perceptual,
+            batches,
+        })
+    }
+
+    pub fn game(&self) -> &'static Game {
+        self.game
+    }
+
+    /// The first of this epoch's numbers of a stream.
+    fn key(&self, stream: Stream) -> Key {
+        Key { seed: self.config.seed, stream: stream as u32, step: (self.epoch as u64) << 32 }
+    }
+
+    fn is_time_to_evaluate(&self) -> bool {
+        let next = self.epoch + 1;
+        next == self.config.epochs || next.is_multiple_of(self.config.evaluation.every.max(1))
+    }
+
+    /// Plays with the current policy and remembers what happens.
+    fn collect_experience(&mut self, observer: &mut dyn Observer, means: &mut Means) -> Result<()> {
+        let config = self.config.collection.clone();
+        let random = self.epoch < config.random_epochs;
+        let actions = self.env.action_names().len() as u32;
+        let mut explore = Rng::new(self.key(Stream::Explore));
+        self.player.set_key(self.key(Stream::Collect));
+        self.warm_player_up()?;
+        let mut frame = vec![0; self.frame_bytes()];
+        let mut total = 0.0;
+        let mut finished = 0;
+        for step in 0..config.steps {
+            if self.replay.open_episode().is_none() {
+                let seed = episode_seed(self.config.seed, self.replay.table().records);
+                self.env.reset(seed);
+                self.replay.begin_episode(seed);
+                self.player.forget(0)?;
+            }
+            self.env.render(&mut frame);
+            // The policy always looks, so that its memory knows every frame.
+            let chosen = match random {
+                true => explore.below(actions),
+                false => {
+                    let chosen = self.player.act(&self.agent, &frame, config.temperature)?[0] as u32;
+                    let other = explore.below(actions);
+                    if explore.uniform() < config.epsilon { other } else { chosen }
+                }
+            };
+            let outcome = self.env.step(chosen as usize)?;
+            total += outcome.reward;
+            finished += usize::from(outcome.done());
+            self.replay
+                .push(&frame, Record { action: chosen, reward: outcome.reward, end: outcome.done() })?;
+            self.check(observer, "collect", step, config.steps)?;
+        }
+        means.add("collection/reward_per_step", total / config.steps as f32);
+        means.add("collection/episodes", finished as f32);
+        means.add("collection/steps", self.replay.table().records as f32);
+        Ok(())
+    }
+
+    /// Rebuilds the policy's memory of an episode that goes on from the epoch before: it has new weights now.
+    fn warm_player_up(&mut self) -> Result<()> {
+        self.player.forget(0)?;
+        if let Some(episode) = self.replay.open_episode() {
+            let mut frame = vec![0; self.frame_bytes()];
+            let real = episode.len.min(self.config.actor_critic.burn_in);
+            for record in episode.start + episode.len - real..episode.start + episode.len {
+                self.replay.frame(record, &mut frame)?;
+                self.player.act(&self.agent, &frame, 1.0)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn update_tokenizer(&mut self, observer: &mut dyn Observer, means: &mut Means) -> Result<()> {
+        let config = self.config.tokenizer.clone();
+        let updates = config.schedule.updates_in(self.epoch);
+        let mut rng = Rng::new(self.key(Stream::TokenizerBatches));
+        self.stepper.set_key(self.key(Stream::Tokenizer));
+        let adam = adam(&config.schedule, 0.0);
+        let frame_bytes = self.frame_bytes();
+        let mut frames = vec![0; config.schedule.batch * frame_bytes];
+        for update in 0..updates {
+            for frame in frames.chunks_exact_mut(frame_bytes) {
+                self.replay.frame(self.replay.sample_step(&mut rng), frame)?;
+            }
+            self.batches.frames.write(&frames)?;
+            let (tokenizer, perceptual) = (&self.agent.tokenizer, self.perceptual.as_ref());
+            let input = &self.batches.frames;
+            let losses = self.stepper.run(|tape| -> engine::Result<_> {
+                let x = tape.buffer(input)?;
+                let x = crate::tokenizer::from_bytes(tape, x)?;
+                let losses = tokenizer.loss(tape, x, perceptual, config.squared_weight)?;
+                tape.backward(losses.total)?;
+                tape.adam(&tokenizer.network.params, &adam)?;
+                read_all(tape, &losses.named())
+            })?;
+            losses.iter().for_each(|(name, value)| means.add(name, *value));
+            self.check(observer, "tokenizer", update, updates)?;
+        }
+        if updates > 0 {
+            self.cache.clear();
+        }
+        Ok(())
+    }
+
+    fn update_world_model(&mut self, observer: &mut dyn Observer, means: &mut Means) -> Result<()> {
+        let config = self.config.world_model.clone();
+        let updates = config.schedule.updates_in(self.epoch);
+        let mut rng = Rng::new(self.key(Stream::WorldModelBatches));
+        self.stepper.set_key(self.key(Stream::WorldModel));
+        let adam = adam(&config.schedule, config.weight_decay);
+        for update in 0..updates {
+            let steps = self.config.agent.world_model.steps;
+            let segments: Vec<Segment> =
+                (0..config.schedule.batch).map(|_| self.replay.sample_starting(&mut rng, steps)).collect();
+            self.fill_world_model_batch(&segments, steps)?;
+            let (model, batches) = (&self.agent.world_model, &self.batches);
+            let losses = self.stepper.run(|tape| -> engine::Result<_> {
+                let batch = WorldModelBatch {
+                    tokens: tape.buffer(&batches.tokens)?,
+                    actions: tape.buffer(&batches.actions)?,
+                    rewards: tape.buffer(&batches.rewards)?,
+                    ends: tape.buffer(&batches.ends)?,
+                    mask: tape.buffer(&batches.mask)?,
+                };
+                let losses = model.loss(tape, &batch, true)?;
+                tape.backward(losses.total)?;
+                tape.adam(&model.network.params, &adam)?;
+                read_all(tape, &losses.named())
+            })?;
+            losses.iter().for_each(|(name, value)| means.add(name, *value));
+            self.check(observer, "world model", update, updates)?;
+        }
+        Ok(())
+    }
+
+    /// Tokens, actions, reward classes, ends and mask of segments into the input buffers.
+    fn fill_world_model_batch(&mut self, segments: &[Segment], steps: usize) -> Result<()> {
+        let k = self.agent.world_model.tokens;
+        let records: Vec<usize> = segments.iter().flat_map(|s| s.first..s.first + s.len).collect();
+        self.cache.tokenise(&self.agent, &self.replay, &records)?;
+        let mut tokens = vec![0; segments.len() * steps * k];
+        let [mut actions, mut rewards, mut ends, mut mask] =
+            [(); 4].map(|()| vec![0i32; segments.len() * steps]);
+        for (row, segment) in segments.iter().enumerate() {
+            for step in 0..segment.len {
+                let (record, at) = (segment.first + step, row * steps + segment.pad_before + step);
+                tokens[at * k..(at + 1) * k].copy_from_slice(self.cache.tokens(record));
+                let Record { action, reward, end } = self.replay.record(record)?;
+                // The sign of the reward, plus one.
+                let class = 1 + i32::from(reward > 0.0) - i32::from(reward < 0.0);
+                (actions[at], rewards[at], ends[at], mask[at]) = (action as i32, class, i32::from(end), 1);
+            }
+        }
+        self.batches.tokens.write(&tokens)?;
+        for (buffer, values) in [
+            (&self.batches.actions, actions),
+            (&self.batches.rewards, rewards),
+            (&self.batches.ends, ends),
+            (&self.batches.mask, mask),
+        ] {
+            buffer.write(&values)?;
+        }
+        Ok(())
+    }
+
+    fn update_behaviour(&mut self, observer: &mut dyn Observer, means: &mut Means) -> Result<()> {
+        let config = self.config.actor_critic.clone();
+        let updates = config.schedule.updates_in(self.epoch);
+        let mut rng = Rng::new(self.key(Stream::ActorCriticBatches));
+        self.stepper.set_key(self.key(Stream::ActorCritic));
+        self.dreamer.set_key(self.key(Stream::Dream));
+        let adam = adam(&config.schedule, 0.0);
+        let returns = Returns {
+            gamma: config.gamma,
+            lambda: config.lambda,
+            entropy_weight: config.entropy_weight,
+            stop_at_end: config.stop_at_end,
+        };
+        for update in 0..updates {
+            let segments: Vec<Segment> = (0..config.schedule.batch)
+                .map(|_| self.replay.sample_ending(&mut rng, config.burn_in + 1))
+                .collect();
+            self.fill_dream_start(&segments, config.burn_in)?;
+            let dreamt = self.dreamer.dream(&self.agent, 1.0)?;
+            let policy = &self.agent.actor_critic;
+            let losses = self.stepper.run(|tape| -> engine::Result<_> {
+                let frames = tape.buffer(&dreamt.frames)?;
+                let state = Lstm { hidden: tape.buffer(&dreamt.hidden)?, cell: tape.buffer(&dreamt.cell)? };
+                let output = policy.follow(tape, frames, state)?;
+                let (actions, ends) = (tape.buffer(&dreamt.actions)?, tape.buffer(&dreamt.ends)?);
+                let rewards = tape.buffer(&dreamt.rewards)?;
+                let losses = policy.loss(tape, output, actions, rewards, ends, &returns)?;
+                tape.backward(losses.total)?;
+                tape.adam(&policy.network.params, &adam)?;
+                let reward = tape.mean(rewards)?;
+                let mut named = losses.named().to_vec();
+                named.push(("actor_critic/train/imagined_reward_per_step", reward));
+                read_all(tape, &named)
+            })?;
+            losses.iter().for_each(|(name, value)| means.add(name, *value));
+            self.check(observer, "behaviour", update, updates)?;
+        }
+        Ok(())
+    }
+
+    /// Reconstructed frames before the dream, and the tokens of its first.
+    fn fill_dream_start(&mut self, segments: &[Segment], burn_in: usize) -> Result<()> {
+        let records: Vec<usize> = segments.iter().flat_map(|s| s.first..s.first + s.len).collect();
+        self.cache.tokenise(&self.agent, &self.replay, &records)?;
+        self.cache.render(&self.agent, &records)?;
+        let (k, pixels) = (self.agent.world_model.tokens, self.frame_bytes());
+        let mut frames = vec![0.0; segments.len() * burn_in * pixels];
+        let mut mask = vec![0; segments.len() * burn_in];
+        let mut tokens = Vec::with_capacity(segments.len() * k);
+        for (row, segment) in segments.iter().enumerate() {
+            for step in 0..segment.len - 1 {
+                let at = row * burn_in + segment.pad_before + step;
+                frames[at * pixels..(at + 1) * pixels]
+                    .copy_from_slice(self.cache.frame(segment.first + step));
+                mask[at] = 1;
+            }
+            tokens.extend_from_slice(self.cache.tokens(segment.first + segment.len - 1));
+        }
+        let start = self.dreamer.start();
+        start.frames.write(&frames)?;
+        start.mask.write(&mask)?;
+        start.tokens.write(&tokens)?;
+        Ok(())
+    }
+
+    /// Plays whole games with the current policy, without exploring.
+    fn evaluate(&mut self, observer: &mut dyn Observer, means: &mut Means) -> Result<()> {
+        let config = &self.config.evaluation;
+        let last = self.epoch + 1 == self.config.epochs;
+        let episodes = if last { config.final_episodes } else { config.episodes };
+        let mut player = Player::new(&self.device, &self.agent, episodes.min(32));
+        let game = self.game;
+        // Evaluation games are none of those that were collected.
+        let key = Key { seed: self.config.seed ^ 0xE7A1, ..self.key(Stream::Evaluate) };
+        let mut going_on = true;
+        let returns =
+            player.evaluate(&self.agent, &|| game.make(), episodes, config.temperature, key, |done| {
+                going_on &= observer.progress("evaluate", done, episodes);
+            })?;
+        if !going_on {
+            return Err(TrainError::Interrupted);
+        }
+        let mean = returns.iter().sum::<f32>() / returns.len() as f32;
+        means.add("evaluation/return", mean);
+        means.add("evaluation/progress", game.progress(mean));
+        Ok(())
+    }
+
+    fn frame_bytes(&self) -> usize {
+        let size = self.config.agent.tokenizer.frame_size;
+        size * size * 3
+    }
+
+    fn check(
+        &self,
+        observer: &mut dyn Observer,
+        phase: &'static str,
+        done: usize,
+        total: usize,
+    ) -> Result<()> {
+        match observer.progress(phase, done + 1, total) {
+            true => Ok(()),
+            false => Err(TrainError::Interrupted),
+        }
+    }
+}
+
+fn adam(schedule: &Schedule, weight_decay: f32) -> Adam {
+    Adam {
+        learning_rate: schedule.learning_rate,
+        max_grad_norm: schedule.max_grad_norm,
+        weight_decay,
+        ..Adam::default()
+    }
+}
+
+fn read_all(
+    tape: &engine::Tape,
+    named: &[(&'static str, Tensor)],
+) -> engine::Result<Vec<(&'static str, f32)>> {
+    named.iter().map(|(name, loss)| Ok((*name, tape.read::<f32>(*loss)?[0]))).collect()
+}

@@ -1,0 +1,143 @@
+//! From presets, a file and overrides to a resolved, validated config.
+
+use std::path::Path;
+
+use agent::train::TrainConfig;
+use anyhow::{Context, Result, anyhow, bail};
+use toml::{Table, Value};
+
+/// Presets inside the binary.
+pub const PRESETS: [(&str, &str); 3] = [
+    ("tiny", include_str!("../presets/tiny.toml")),
+    ("atari-100k", include_str!("../presets/atari-100k.toml")),
+    ("atari-100k-64tokens", include_str!("../presets/atari-100k-64tokens.toml")),
+];
+
+/// A preset, then a file, then `key.sub=value` overrides, each on top of what came before.
+pub fn resolve(preset: &str, file: Option<&Path>, overrides: &[String]) -> Result<TrainConfig> {
+    let known = Value::try_from(TrainConfig::default())?;
+    let text = PRESETS.iter().find(|(name, _)| *name == preset).map(|(_, text)| *text);
+    let Some(text) = text else {
+        let names = PRESETS.map(|(name, _)| name);
+        bail!(
+            "no preset is called `{preset}`; there are {}{}",
+            names.join(", "),
+            suggestion(preset, names.into_iter())
+        );
+    };
+    let mut table: Table = text.parse().with_context(|| format!("preset {preset}"))?;
+    if let Some(path) = file {
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let from_file: Table =
+            text.parse().with_context(|| format!("{} is not valid TOML", path.display()))?;
+        check_keys(&from_file, &known, "").with_context(|| format!("in {}", path.display()))?;
+        merge(&mut table, from_file);
+    }
+    for text in overrides {
+        let Some((key, value)) = text.split_once('=') else {
+            bail!("`{text}` is not an override: write key.sub=value");
+        };
+        let change = nested(key.trim(), parse_value(value.trim()));
+        check_keys(&change, &known, "")?;
+        merge(&mut table, change);
+    }
+    let config: TrainConfig =
+        Value::Table(table).try_into().map_err(|e: toml::de::Error| anyhow!("{}", e.message()))?;
+    validate(&config)?;
+    Ok(config)
+}
+
+/// TOML if it is some, text otherwise, so that `env=arcade/pong` needs no quotes.
+fn parse_value(text: &str) -> Value {
+    format!("v = {text}")
+        .parse::<Table>()
+        .ok()
+        .and_then(|mut t| t.remove("v"))
+        .unwrap_or(Value::String(text.into()))
+}
+
+/// `a.b.c` and a value as nested tables.
+fn nested(key: &str, value: Value) -> Table {
+    let mut parts = key.rsplit('.');
+    let last = parts.next().unwrap_or(key).to_string();
+    let mut table = Table::from_iter([(last, value)]);
+    for part in parts {
+        table = Table::from_iter([(part.to_string(), Value::Table(table))]);
+    }
+    table
+}
+
+fn merge(into: &mut Table, from: Table) {
+    for (key, value) in from {
+        match (into.get_mut(&key), value) {
+            (Some(Value::Table(below)), Value::Table(value)) => merge(below, value),
+            (_, value) => _ = into.insert(key, value),
+        }
+    }
+}
+
+/// Every key must exist; a wrong one is answered with the nearest.
+fn check_keys(table: &Table, known: &Value, path: &str) -> Result<()> {
+    for (key, value) in table {
+        let here = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+        let Some(below) = known.get(key) else {
+            let names = known.as_table().into_iter().flat_map(|t| t.keys()).map(String::as_str);
+            bail!("no key is called `{here}`{}", suggestion(key, names));
+        };
+        match (value, below) {
+            (Value::Table(value), Value::Table(_)) => check_keys(value, below, &here)?,
+            (Value::Table(_), _) => bail!("`{here}` is a single value, not a table"),
+            (_, Value::Table(_)) => bail!("`{here}` is a table; set one of its keys"),
+            // Whole numbers are fine where fractions are expected.
+            (Value::Integer(_), Value::Float(_)) => {}
+            _ if value.type_str() != below.type_str() => {
+                bail!(
+                    "`{here}` must be {} {}, not {} {}",
+                    article(below),
+                    below.type_str(),
+                    article(value),
+                    value.type_str()
+                );
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn article(value: &Value) -> &'static str {
+    if matches!(value, Value::Integer(_) | Value::Array(_)) { "an" } else { "a" }
+}
+
+fn suggestion<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> String {
+    let nearest = names.map(|name| (envs::distance(name, word), name)).min();
+    nearest.filter(|(d, _)| *d <= 4).map_or(String::new(), |(_, name)| format!(". Did you mean `{name}`?"))
+}
+
+fn validate(config: &TrainConfig) -> Result<()> {
+    config.agent.validate().map_err(|reason| anyhow!("agent.{reason}"))?;
+    envs::Game::find(&config.env)?;
+    let positive = [
+        ("epochs", config.epochs),
+        ("collection.steps", config.collection.steps),
+        ("tokenizer.schedule.batch", config.tokenizer.schedule.batch),
+        ("world_model.schedule.batch", config.world_model.schedule.batch),
+        ("actor_critic.schedule.batch", config.actor_critic.schedule.batch),
+        ("evaluation.episodes", config.evaluation.episodes),
+        ("evaluation.final_episodes", config.evaluation.final_episodes),
+    ];
+    if let Some((key, _)) = positive.iter().find(|(_, value)| *value == 0) {
+        bail!("{key} must be at least 1");
+    }
+    if config.collection.epochs == 0 {
+        bail!("collection.epochs must be at least 1: there is nothing to learn from otherwise");
+    }
+    if config.actor_critic.horizon < 2 || config.actor_critic.horizon > config.agent.world_model.steps {
+        let (horizon, steps) = (config.actor_critic.horizon, config.agent.world_model.steps);
+        bail!(
+            "actor_critic.horizon is {horizon}, but must be from 2 to agent.world_model.steps, which is {steps}"
+        );
+    }
+    Ok(())
+}
