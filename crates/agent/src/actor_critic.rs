@@ -1,6 +1,8 @@
 //! The policy and the value function: a CNN and an LSTM over reconstructed frames (paper, section 2.3 and appendix A.3).
 
-use engine::{Device, Init, Lstm, Param, Params, Result, Stride, Tape, Tensor};
+use engine::{Device, Error, Init, Lstm, Param, Params, Result, Stride, Tape, Tensor};
+
+use serde::{Deserialize, Serialize};
 
 use crate::layers::{Builder, Conv, Linear, LinearInit, Network, Norm};
 use crate::reference::Layout;
@@ -55,14 +57,21 @@ impl ActorCriticLosses {
     }
 }
 
-/// What the losses of imagined trajectories depend on.
-#[derive(Clone, Copy, Debug)]
+/// What the losses of imagined trajectories depend on. The defaults are the paper's.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct Returns {
     pub gamma: f32,
     pub lambda: f32,
     pub entropy_weight: f32,
     /// Leave out what follows an imagined end, as the paper says. The reference release keeps it.
     pub stop_at_end: bool,
+}
+
+impl Default for Returns {
+    fn default() -> Returns {
+        Returns { gamma: 0.995, lambda: 0.95, entropy_weight: 0.001, stop_at_end: true }
+    }
 }
 
 impl ActorCritic {
@@ -72,6 +81,18 @@ impl ActorCritic {
         tokenizer: &TokenizerConfig,
         actions: usize,
         seed: u64,
+    ) -> Result<ActorCritic> {
+        ActorCritic::within(device, config, tokenizer, actions, seed, usize::MAX)
+    }
+
+    /// [`new`](ActorCritic::new) with at most `limit` parameters.
+    pub(crate) fn within(
+        device: &Device,
+        config: &ActorCriticConfig,
+        tokenizer: &TokenizerConfig,
+        actions: usize,
+        seed: u64,
+        limit: usize,
     ) -> Result<ActorCritic> {
         let mut b = Builder::new(LinearInit::Uniform);
         let mut inputs = 3;
@@ -102,7 +123,7 @@ impl ActorCritic {
         let actor = b.linear("actor_linear", seen, actions)?;
         Ok(ActorCritic {
             config: config.clone(),
-            network: b.finish(device, "actor_critic", seed)?,
+            network: b.finish(device, "actor_critic", seed, limit)?,
             convs,
             dense,
             lstm: Linear { weight: weight_ih, bias: bias_ih },
@@ -124,8 +145,14 @@ impl ActorCritic {
             x = tape.max_pool(x)?;
             x = tape.relu(x)?;
         }
-        let batch = frames.dims()[0];
-        let width = x.shape().len() / batch.max(1);
+        let &[batch, _, _, _] = frames.dims() else {
+            return Err(Error::BadShape {
+                op: "look",
+                shape: frames.shape(),
+                rule: "frames are [N, H, W, 3]",
+            });
+        };
+        let width = x.shape().len() / batch;
         let mut features = tape.reshape(x, [batch, width])?;
         if let Some((linear, norm)) = &self.dense {
             features = linear.forward(tape, self.params(), features)?;
@@ -143,7 +170,7 @@ impl ActorCritic {
     }
 
     /// [`remember`](ActorCritic::remember) for the rows whose mask (i32 [B]) is not 0; the others keep their state. Without gradient.
-    pub fn remember_masked(&self, tape: &mut Tape, gates: Tensor, state: Lstm, mask: Tensor) -> Result<Lstm> {
+    fn remember_masked(&self, tape: &mut Tape, gates: Tensor, state: Lstm, mask: Tensor) -> Result<Lstm> {
         let after = self.remember(tape, gates, state)?;
         Ok(Lstm {
             hidden: tape.select_rows(mask, after.hidden, state.hidden)?,
@@ -163,26 +190,43 @@ impl ActorCritic {
         Ok(Policy { logits, values })
     }
 
-    /// A whole sequence from a given state: frames [B, T, H, W, 3] in [0, 1] -> logits [B, T, A], values [B, T]. The CNN runs over all
-    /// frames at once, gradients flow through the LSTM over time.
-    pub fn follow(&self, tape: &mut Tape, frames: Tensor, mut state: Lstm) -> Result<Policy> {
+    /// Looks at a whole sequence [B, T, H, W, 3] at once -> features [B, T, F] and gates [B, T, 4 * hidden].
+    fn look_over_time(&self, tape: &mut Tape, frames: Tensor) -> Result<Sight> {
         let &[batch, time, height, width, colours] = frames.dims() else {
             let (op, rule) = ("actor-critic", "frames are [B, T, H, W, 3]");
-            return Err(engine::Error::BadShape { op, shape: frames.shape(), rule });
+            return Err(Error::BadShape { op, shape: frames.shape(), rule });
         };
         let flat = tape.reshape(frames, [batch * time, height, width, colours])?;
         let Sight { features, gates } = self.look(tape, flat)?;
-        let (gate_width, hidden) = (4 * self.config.hidden, self.config.hidden);
-        let gates = tape.reshape(gates, [batch, time, gate_width])?;
-        let mut states = Vec::with_capacity(time);
-        for t in 0..time {
-            let now = tape.slice(gates, 1, t, t + 1)?;
-            let now = tape.reshape(now, [batch, gate_width])?;
+        Ok(Sight {
+            features: tape.reshape(features, [batch, time, features.shape().last()])?,
+            gates: tape.reshape(gates, [batch, time, gates.shape().last()])?,
+        })
+    }
+
+    /// The state after a sequence of which some steps are padding: frames [B, T, H, W, 3] in [0, 1], mask i32 [B, T]. Without gradient.
+    pub fn burn_in(&self, tape: &mut Tape, frames: Tensor, mask: Tensor, mut state: Lstm) -> Result<Lstm> {
+        let gates = self.look_over_time(tape, frames)?.gates;
+        for t in 0..gates.dims()[1] {
+            let now = at_step(tape, gates, t)?;
+            let real = tape.slice(mask, 1, t, t + 1)?;
+            let real = tape.reshape(real, [now.dims()[0]])?;
+            state = self.remember_masked(tape, now, state, real)?;
+        }
+        Ok(state)
+    }
+
+    /// A whole sequence from a given state: frames [B, T, H, W, 3] in [0, 1] -> logits [B, T, A], values [B, T]. The CNN runs over all
+    /// frames at once, gradients flow through the LSTM over time.
+    pub fn follow(&self, tape: &mut Tape, frames: Tensor, mut state: Lstm) -> Result<Policy> {
+        let Sight { features, gates } = self.look_over_time(tape, frames)?;
+        let mut states = Vec::with_capacity(gates.dims()[1]);
+        for t in 0..gates.dims()[1] {
+            let now = at_step(tape, gates, t)?;
             state = self.remember(tape, now, state)?;
-            states.push(tape.reshape(state.hidden, [batch, 1, hidden])?);
+            states.push(tape.reshape(state.hidden, [now.dims()[0], 1, self.config.hidden])?);
         }
         let all = tape.concat(&states, 1)?;
-        let features = tape.reshape(features, [batch, time, features.shape().last()])?;
         self.decide(tape, all, features)
     }
 
@@ -197,7 +241,11 @@ impl ActorCritic {
         ends: Tensor,
         config: &Returns,
     ) -> Result<ActorCriticLosses> {
-        let steps = actions.dims()[1] - 1;
+        let &[_, time @ (2..)] = actions.dims() else {
+            let rule = "actions are [B, T] with at least two steps";
+            return Err(Error::BadShape { op: "actor-critic loss", shape: actions.shape(), rule });
+        };
+        let steps = time - 1;
         let values = tape.detach(policy.values)?;
         let returns = tape.lambda_returns(rewards, ends, values, config.gamma, config.lambda)?;
         let before_last = |tape: &mut Tape, x: Tensor| tape.slice(x, 1, 0, steps);
@@ -232,4 +280,10 @@ impl ActorCritic {
         let total = tape.add(total, loss_entropy)?;
         Ok(ActorCriticLosses { total, actions: loss_actions, values: loss_values, entropy: loss_entropy })
     }
+}
+
+/// Step t of a sequence: [B, T, N] -> [B, N]
+fn at_step(tape: &mut Tape, x: Tensor, t: usize) -> Result<Tensor> {
+    let now = tape.slice(x, 1, t, t + 1)?;
+    tape.reshape(now, [x.dims()[0], x.shape().last()])
 }

@@ -53,6 +53,9 @@ pub enum CheckpointError {
     #[error("{path}: refused to read its pickle: {reason}")]
     Refused { path: PathBuf, reason: String },
 
+    #[error("the reference release has nothing like {key}, so this agent cannot be written in its layout")]
+    NotReferences { key: &'static str },
+
     #[error(transparent)]
     Engine(#[from] engine::Error),
 }
@@ -80,8 +83,7 @@ impl Agent {
         let mut tensors = BTreeMap::new();
         for (prefix, network) in self.networks(perceptual) {
             for spec in network.params.specs() {
-                let entry =
-                    Entry { shape: spec.shape.dims().to_vec(), data: network.params.get(&spec.name)? };
+                let entry = Entry::floats(spec.shape.dims().to_vec(), &network.params.get(&spec.name)?);
                 tensors.insert(format!("{prefix}.{}", spec.name), entry);
             }
         }
@@ -122,7 +124,7 @@ impl Agent {
         let config: AgentConfig =
             serde_json::from_str(key("config")?).map_err(|e| bad_config(e.to_string()))?;
         config.validate().map_err(bad_config)?;
-        let agent = Agent::new(device, &config, 0)?;
+        let agent = Agent::within(device, &config, 0, bytes.len() / 4)?;
         let has_perceptual = file.names().iter().any(|name| name.starts_with("tokenizer.lpips."));
         let perceptual = has_perceptual.then(|| Perceptual::random(device, 0.0)).transpose()?;
 
@@ -147,24 +149,36 @@ impl Agent {
             }
         }
         if known < file.len() {
-            let names: Vec<String> = agent
-                .networks(perceptual.as_ref())
-                .iter()
-                .flat_map(|(prefix, network)| {
-                    network.params.specs().iter().map(move |spec| format!("{prefix}.{}", spec.name))
+            let networks = agent.networks(perceptual.as_ref());
+            let is_known = |name: &str| {
+                networks.iter().any(|(prefix, network)| {
+                    let own = name.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('.'));
+                    own.is_some_and(|own| network.params.specs().iter().any(|spec| spec.name == own))
                 })
-                .collect();
-            let extra = file.names().into_iter().find(|name| !names.iter().any(|n| n == name));
-            return Err(CheckpointError::Extra { path, name: extra.unwrap_or_default().to_string() });
+            };
+            let extra = file.names().into_iter().find(|name| !is_known(name)).unwrap_or_default().to_string();
+            return Err(CheckpointError::Extra { path, name: extra });
         }
         Ok((agent, perceptual))
     }
 }
 
 /// A tensor on its way to a file.
-pub(crate) struct Entry<T = f32> {
-    pub shape: Vec<usize>,
-    pub data: Vec<T>,
+pub(crate) struct Entry {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+impl Entry {
+    pub fn floats(shape: Vec<usize>, values: &[f32]) -> Entry {
+        Entry { dtype: Dtype::F32, shape, bytes: values.iter().flat_map(|v| v.to_le_bytes()).collect() }
+    }
+
+    pub fn integers(values: &[usize]) -> Entry {
+        let bytes = values.iter().flat_map(|&v| (v as i64).to_le_bytes()).collect();
+        Entry { dtype: Dtype::I64, shape: vec![values.len()], bytes }
+    }
 }
 
 pub(crate) fn io(doing: &'static str, path: &Path, source: std::io::Error) -> CheckpointError {
@@ -175,29 +189,24 @@ fn from_bytes(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<4>().0.iter().map(|c| f32::from_le_bytes(*c)).collect()
 }
 
-/// Writes float32 tensors.
+/// Writes tensors by name.
 pub(crate) fn write_safetensors(
     path: &Path,
-    tensors: &BTreeMap<String, Entry>,
+    entries: &BTreeMap<String, Entry>,
     metadata: Option<HashMap<String, String>>,
 ) -> Result<()> {
-    let bytes: Vec<(&String, Vec<u8>)> = tensors
-        .iter()
-        .map(|(name, entry)| (name, entry.data.iter().flat_map(|v| v.to_le_bytes()).collect()))
-        .collect();
-    let views = bytes.iter().map(|(name, data)| {
-        let shape = tensors[*name].shape.clone();
-        TensorView::new(Dtype::F32, shape, data).map(|view| (name.as_str(), view))
-    });
     let unwritable =
         |e: SafeTensorError| CheckpointError::NotSafetensors { path: path.into(), reason: e.to_string() };
+    let views = entries.iter().map(|(name, e)| {
+        TensorView::new(e.dtype, e.shape.clone(), &e.bytes).map(|view| (name.as_str(), view))
+    });
     let views = views.collect::<Result<Vec<_>, _>>().map_err(unwritable)?;
     let file = safetensors::serialize(views, metadata).map_err(unwritable)?;
     write_atomically(path, &file)
 }
 
 /// Writes a file beside its place, makes sure it is on disk, and puts it there in one step: whoever looks sees the old one or the new one.
-pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(".partial");
     let partial = path.with_file_name(name);

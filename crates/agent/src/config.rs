@@ -45,22 +45,25 @@ impl AgentConfig {
             ("world_model.width", w.width),
             ("actor_critic.hidden", p.hidden),
         ];
-        if p.dense > LARGEST {
-            return Err(format!("actor_critic.dense is {}, but must be at most {LARGEST}", p.dense));
+        // Things that there are many of: layers, blocks, resolutions.
+        let counted = [
+            ("tokenizer.resolutions", t.resolutions),
+            ("tokenizer.residual_blocks", t.residual_blocks),
+            ("world_model.layers", w.layers),
+            ("actor_critic.channels", p.channels.len()),
+        ];
+        const MOST: usize = 256;
+        if let Some((key, value)) = counted.iter().find(|(_, value)| *value > MOST) {
+            return Err(format!("{key} is {value}, but must be at most {MOST}"));
+        }
+        if p.dense > LARGEST || p.channels.iter().any(|&c| c > LARGEST) {
+            return Err(format!("actor_critic.channels and actor_critic.dense must be at most {LARGEST}"));
         }
         if let Some((key, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(format!("{key} must be at least 1"));
         }
         if let Some((key, value)) = positive.iter().find(|(_, value)| *value > LARGEST) {
             return Err(format!("{key} is {value}, but must be at most {LARGEST}"));
-        }
-        // A damaged file must not ask for all the memory there is.
-        const MOST_PARAMETERS: usize = 1 << 31;
-        if self.parameters() > MOST_PARAMETERS {
-            return Err(format!(
-                "the networks would have {} parameters, but at most {MOST_PARAMETERS} are allowed",
-                self.parameters()
-            ));
         }
         let halves = |size: usize, times: usize| times < 20 && size.is_multiple_of(1 << times);
         if !halves(t.frame_size, t.resolutions - 1) {
@@ -93,28 +96,6 @@ impl AgentConfig {
             ));
         }
         Ok(())
-    }
-
-    /// Roughly how many parameters the networks have.
-    fn parameters(&self) -> usize {
-        let (t, w, p) = (&self.tokenizer, &self.world_model, &self.actor_critic);
-        let product = |factors: &[usize]| factors.iter().fold(1usize, |n, &f| n.saturating_mul(f));
-        let last = p.channels.last().copied().unwrap_or(1);
-        let features = product(&[t.frame_size, t.frame_size, last]) >> (2 * p.channels.len().min(20));
-        [
-            product(&[t.resolutions, 2 * t.residual_blocks + 5, 18, t.channels, t.channels]),
-            product(&[
-                t.embedding,
-                t.vocabulary.saturating_add(2 * t.embedding).saturating_add(18 * t.channels),
-            ]),
-            product(&[12, w.layers, w.width, w.width]),
-            product(&[w.width, w.steps, t.frame_size, t.frame_size]) >> (2 * (t.resolutions - 1).min(20)),
-            product(&[w.width, 2 * t.vocabulary + self.actions]),
-            product(&[4, p.hidden, features.saturating_add(p.hidden)]),
-            product(&[9, p.channels.len(), last, last]),
-        ]
-        .iter()
-        .fold(0, |sum: usize, n| sum.saturating_add(*n))
     }
 
     /// The paper's 64-token variant: one resolution fewer, so an 8x8 grid of tokens.

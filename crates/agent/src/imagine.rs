@@ -87,11 +87,7 @@ impl Dreamer {
         &self.start
     }
 
-    /// The randomness of the next dream.
-    pub fn key(&self) -> Key {
-        self.stepper.key()
-    }
-
+    /// Sets the randomness of the next dream.
     pub fn set_key(&mut self, key: Key) {
         self.stepper.set_key(key);
     }
@@ -150,7 +146,7 @@ impl Dreamer {
             if burn_in > 0 {
                 let frames = tape.buffer(&start.frames)?;
                 let mask = tape.buffer(&start.mask)?;
-                state = burn_in_policy(tape, agent, frames, mask, state)?;
+                state = agent.actor_critic.burn_in(tape, frames, mask, state)?;
             }
             for (buffer, part) in [(&trajectories.hidden, state.hidden), (&trajectories.cell, state.cell)] {
                 tape.store(buffer, 0, part)?;
@@ -169,29 +165,6 @@ impl Dreamer {
 
 fn load_state(tape: &mut Tape, hidden: &Buffer, cell: &Buffer) -> Result<Lstm> {
     Ok(Lstm { hidden: tape.buffer(hidden)?, cell: tape.buffer(cell)? })
-}
-
-/// The LSTM's state after frames [B, N, H, W, 3] in [0, 1], skipping padded ones (mask i32 [B, N]).
-fn burn_in_policy(
-    tape: &mut Tape,
-    agent: &Agent,
-    frames: Tensor,
-    mask: Tensor,
-    mut state: Lstm,
-) -> Result<Lstm> {
-    let &[batch, steps, height, width, colours] = frames.dims() else { return Ok(state) };
-    let gate_width = 4 * agent.config.actor_critic.hidden;
-    let flat = tape.reshape(frames, [batch * steps, height, width, colours])?;
-    let gates = agent.actor_critic.look(tape, flat)?.gates;
-    let gates = tape.reshape(gates, [batch, steps, gate_width])?;
-    for t in 0..steps {
-        let now = tape.slice(gates, 1, t, t + 1)?;
-        let now = tape.reshape(now, [batch, gate_width])?;
-        let real = tape.slice(mask, 1, t, t + 1)?;
-        let real = tape.reshape(real, [batch])?;
-        state = agent.actor_critic.remember_masked(tape, now, state, real)?;
-    }
-    Ok(state)
 }
 
 /// Samples the K tokens of the next frame one after the other, each from what came before, and remembers all of them.

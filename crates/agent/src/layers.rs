@@ -1,6 +1,6 @@
 //! Layers: handles to their parameters, built together with them. Names are the reference release's.
 
-use engine::{Activation, Device, Init, Param, Params, ParamsBuilder, Result, Stride, Tape, Tensor};
+use engine::{Activation, Device, Error, Init, Param, Params, ParamsBuilder, Result, Stride, Tape, Tensor};
 
 use crate::reference::Layout;
 
@@ -39,7 +39,12 @@ impl Builder {
         Builder { params: ParamsBuilder::new(), layouts: Vec::new(), prefix: String::new(), linear_init }
     }
 
-    pub fn finish(self, device: &Device, name: &str, seed: u64) -> Result<Network> {
+    /// Allocates the parameters, unless there are more than `limit`: a damaged file must not ask for all the memory there is.
+    pub fn finish(self, device: &Device, name: &str, seed: u64, limit: usize) -> Result<Network> {
+        let count = self.params.count();
+        if count > limit {
+            return Err(Error::TooManyParameters { name: name.into(), count, limit });
+        }
         Ok(Network { params: self.params.build(device, name, seed)?, layouts: self.layouts })
     }
 

@@ -1,7 +1,7 @@
 //! The paper: "Transformers are Sample-Efficient World Models" (ICLR 2023).
 //!
 //! Three networks and the dream they share. [`Tokenizer`] turns frames into tokens and back, [`WorldModel`] predicts the next tokens,
-//! rewards and ends, [`ActorCritic`] acts on reconstructed frames, and [`imagine`] lets it act inside the world model.
+//! rewards and ends, [`ActorCritic`] acts on reconstructed frames, and a [`Dreamer`] lets it act inside the world model.
 
 mod actor_critic;
 mod checkpoint;
@@ -42,12 +42,18 @@ pub struct Agent {
 impl Agent {
     /// Fresh networks, initialised from `seed`.
     pub fn new(device: &Device, config: &AgentConfig, seed: u64) -> Result<Agent> {
-        let tokenizer = &config.tokenizer;
+        Agent::within(device, config, seed, usize::MAX)
+    }
+
+    /// [`new`](Agent::new) with at most `limit` parameters per network, for configs that come from a file of that size.
+    pub(crate) fn within(device: &Device, config: &AgentConfig, seed: u64, limit: usize) -> Result<Agent> {
+        config.validate().map_err(|reason| Error::BadConfig { reason })?;
+        let (tokenizer, actions) = (&config.tokenizer, config.actions);
         Ok(Agent {
             config: config.clone(),
-            tokenizer: Tokenizer::new(device, tokenizer, seed)?,
-            world_model: WorldModel::new(device, &config.world_model, tokenizer, config.actions, seed)?,
-            actor_critic: ActorCritic::new(device, &config.actor_critic, tokenizer, config.actions, seed)?,
+            tokenizer: Tokenizer::within(device, tokenizer, seed, limit)?,
+            world_model: WorldModel::within(device, &config.world_model, tokenizer, actions, seed, limit)?,
+            actor_critic: ActorCritic::within(device, &config.actor_critic, tokenizer, actions, seed, limit)?,
         })
     }
 }

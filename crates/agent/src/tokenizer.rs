@@ -1,6 +1,6 @@
 //! The discrete autoencoder: a frame becomes K tokens, K tokens become a frame (paper, section 2.1 and appendix A.1).
 
-use engine::{Device, Init, Param, Params, Quantised, Result, Stride, Tape, Tensor};
+use engine::{Device, Error, Init, Param, Params, Quantised, Result, Stride, Tape, Tensor};
 
 use crate::layers::{Builder, Conv, Linear, LinearInit, Network, Norm};
 use crate::{Perceptual, TokenizerConfig};
@@ -15,12 +15,14 @@ pub struct Tokenizer {
     decoder: Decoder,
 }
 
-/// The three losses, equally weighted in `total`.
+/// The losses: in the paper three, equally weighted in `total`.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenizerLosses {
     pub total: Tensor,
     pub reconstruction: Tensor,
     pub commitment: Tensor,
+    /// Unweighted; absent where its weight is 0.
+    pub squared: Option<Tensor>,
     /// Absent without a perceptual network.
     pub perceptual: Option<Tensor>,
 }
@@ -33,6 +35,7 @@ impl TokenizerLosses {
             ("tokenizer/train/commitment_loss", self.commitment),
             ("tokenizer/train/reconstruction_loss", self.reconstruction),
         ];
+        losses.extend(self.squared.map(|loss| ("tokenizer/train/squared_error", loss)));
         losses.extend(self.perceptual.map(|loss| ("tokenizer/train/perceptual_loss", loss)));
         losses
     }
@@ -43,6 +46,16 @@ const BETA: f32 = 1.0;
 
 impl Tokenizer {
     pub fn new(device: &Device, config: &TokenizerConfig, seed: u64) -> Result<Tokenizer> {
+        Tokenizer::within(device, config, seed, usize::MAX)
+    }
+
+    /// [`new`](Tokenizer::new) with at most `limit` parameters.
+    pub(crate) fn within(
+        device: &Device,
+        config: &TokenizerConfig,
+        seed: u64,
+        limit: usize,
+    ) -> Result<Tokenizer> {
         let mut b = Builder::new(LinearInit::Uniform);
         let (channels, embedding) = (config.channels, config.embedding);
         let encoder = b.within("encoder", |b| Encoder::new(b, config))?;
@@ -55,7 +68,7 @@ impl Tokenizer {
         )?;
         let post_quant = b.conv1x1("post_quant_conv", embedding, embedding)?;
         let decoder = b.within("decoder", |b| Decoder::new(b, config, channels))?;
-        let network = b.finish(device, "tokenizer", seed)?;
+        let network = b.finish(device, "tokenizer", seed, limit)?;
         Ok(Tokenizer { config: config.clone(), network, encoder, pre_quant, codebook, post_quant, decoder })
     }
 
@@ -83,7 +96,19 @@ impl Tokenizer {
 
     /// Tokens i32 [B, K] -> frames [B, H, W, 3] in [0, 1], as anyone looks at them.
     pub fn render(&self, tape: &mut Tape, tokens: Tensor) -> Result<Tensor> {
-        let (batch, grid) = (tokens.dims()[0], self.config.grid());
+        let &[batch, k] = tokens.dims() else {
+            return Err(Error::BadShape { op: "render", shape: tokens.shape(), rule: "tokens are [B, K]" });
+        };
+        let grid = self.config.grid();
+        if k != grid * grid {
+            let rule = "there are K tokens per frame";
+            return Err(Error::ShapeMismatch {
+                op: "render",
+                lhs: tokens.shape(),
+                rhs: [batch, grid * grid].into(),
+                rule,
+            });
+        }
         let tokens = tape.reshape(tokens, [batch, grid, grid])?;
         let codebook = tape.param(self.params(), self.codebook)?;
         let embedded = tape.embedding(codebook, tokens)?;
@@ -93,7 +118,13 @@ impl Tokenizer {
 
     /// Frames u8 [B, H, W, 3] -> tokens i32 [B, K] and their reconstruction [B, H, W, 3] in [0, 1].
     pub fn reconstruct(&self, tape: &mut Tape, frames: Tensor) -> Result<(Tensor, Tensor)> {
-        let batch = frames.dims()[0];
+        let &[batch, _, _, _] = frames.dims() else {
+            return Err(Error::BadShape {
+                op: "reconstruct",
+                shape: frames.shape(),
+                rule: "frames are [B, H, W, 3]",
+            });
+        };
         let x = from_bytes(tape, frames)?;
         let y = self.encode(tape, x)?;
         let tokens = self.quantise(tape, y)?.tokens;
@@ -113,13 +144,17 @@ impl Tokenizer {
         let y = self.encode(tape, frames)?;
         let quantised = self.quantise(tape, y)?;
         let reconstruction = self.decode(tape, quantised.embedded)?;
-        let mut apart = tape.absolute_error(frames, reconstruction)?;
-        if squared_weight > 0.0 {
-            let squared = tape.squared_error(frames, reconstruction)?;
-            let squared = tape.affine(squared, squared_weight, 0.0)?;
-            apart = tape.add(apart, squared)?;
-        }
-        let mut total = tape.add(apart, quantised.commitment)?;
+        let absolute = tape.absolute_error(frames, reconstruction)?;
+        let mut total = tape.add(absolute, quantised.commitment)?;
+        let squared = match squared_weight {
+            0.0 => None,
+            weight => {
+                let squared = tape.squared_error(frames, reconstruction)?;
+                let weighted = tape.affine(squared, weight, 0.0)?;
+                total = tape.add(total, weighted)?;
+                Some(squared)
+            }
+        };
         let perceptual = match perceptual {
             Some(network) => {
                 let distance = network.distance(tape, frames, reconstruction)?;
@@ -128,7 +163,13 @@ impl Tokenizer {
             }
             None => None,
         };
-        Ok(TokenizerLosses { total, reconstruction: apart, commitment: quantised.commitment, perceptual })
+        Ok(TokenizerLosses {
+            total,
+            reconstruction: absolute,
+            squared,
+            commitment: quantised.commitment,
+            perceptual,
+        })
     }
 }
 
@@ -194,7 +235,13 @@ impl AttentionBlock {
     }
 
     fn forward(&self, tape: &mut Tape, params: &Params, groups: usize, x: Tensor) -> Result<Tensor> {
-        let &[batch, height, width, channels] = x.dims() else { return Ok(x) };
+        let &[batch, height, width, channels] = x.dims() else {
+            return Err(Error::BadShape {
+                op: "attention block",
+                shape: x.shape(),
+                rule: "x is [B, H, W, C]",
+            });
+        };
         let h = self.norm.group(tape, params, x, groups, false)?;
         // [B, H, W, C] -> [B, HW, C]
         let h = tape.reshape(h, [batch, height * width, channels])?;

@@ -1,6 +1,6 @@
 //! The world model: a GPT over frame tokens and actions that predicts the next tokens, rewards and ends (paper, section 2.2).
 
-use engine::{Activation, Device, Init, KvCache, Param, Params, Result, Tape, Tensor};
+use engine::{Activation, Device, Error, Init, KvCache, Param, Params, Result, Tape, Tensor};
 
 use crate::layers::{Builder, Linear, LinearInit, Network, Norm};
 use crate::{TokenizerConfig, WorldModelConfig};
@@ -100,6 +100,18 @@ impl WorldModel {
         actions: usize,
         seed: u64,
     ) -> Result<WorldModel> {
+        WorldModel::within(device, config, tokenizer, actions, seed, usize::MAX)
+    }
+
+    /// [`new`](WorldModel::new) with at most `limit` parameters.
+    pub(crate) fn within(
+        device: &Device,
+        config: &WorldModelConfig,
+        tokenizer: &TokenizerConfig,
+        actions: usize,
+        seed: u64,
+        limit: usize,
+    ) -> Result<WorldModel> {
         let mut b = Builder::new(LinearInit::Normal(config.init_std));
         let (width, init) = (config.width, Init::Normal(config.init_std));
         let (blocks, final_norm) = b.within("transformer", |b| -> Result<_> {
@@ -120,7 +132,7 @@ impl WorldModel {
         let head_ends = Head::new(&mut b, "head_ends", width, ENDS)?;
         Ok(WorldModel {
             config: config.clone(),
-            network: b.finish(device, "world_model", seed)?,
+            network: b.finish(device, "world_model", seed, limit)?,
             tokens: tokenizer.tokens(),
             blocks,
             final_norm,
@@ -145,10 +157,23 @@ impl WorldModel {
         actions: Tensor,
         train: bool,
     ) -> Result<WorldModelOutput> {
+        const OP: &str = "world model";
         let &[batch, steps, k] = tokens.dims() else {
-            let (op, rule) = ("world model", "tokens are [B, L, K]");
-            return Err(engine::Error::BadShape { op, shape: tokens.shape(), rule });
+            return Err(Error::BadShape { op: OP, shape: tokens.shape(), rule: "tokens are [B, L, K]" });
         };
+        if k != self.tokens {
+            let rhs = [batch, steps, self.tokens].into();
+            return Err(Error::ShapeMismatch {
+                op: OP,
+                lhs: tokens.shape(),
+                rhs,
+                rule: "tokens are [B, L, K]",
+            });
+        }
+        if actions.dims() != [batch, steps] {
+            let rule = "actions are [B, L] for tokens [B, L, K]";
+            return Err(Error::ShapeMismatch { op: OP, lhs: tokens.shape(), rhs: actions.shape(), rule });
+        }
         let (params, width) = (self.params(), self.config.width);
         let dropout = if train { self.config.dropout } else { 0.0 };
         let (token_table, action_table) =
@@ -219,7 +244,7 @@ impl WorldModel {
     /// Passes an action i32 [B] through the model -> hidden [B, 1, D].
     pub fn see_action(&self, tape: &mut Tape, memory: &mut Memory, actions: Tensor) -> Result<Tensor> {
         let table = tape.param(self.params(), self.action_table)?;
-        let actions = tape.reshape(actions, [actions.dims()[0], 1])?;
+        let actions = tape.reshape(actions, [actions.shape().len(), 1])?;
         let x = tape.embedding(table, actions)?;
         self.advance(tape, memory, x)
     }

@@ -195,15 +195,8 @@ fn golden_actor_critic() -> Result<()> {
     stepper.infer(|tape| -> Result<()> {
         let (frames, mask) = (tape.buffer(&frames)?, tape.buffer(&mask)?);
         let zero = tape.buffer(&zeros)?;
-        let mut state = Lstm { hidden: zero, cell: zero };
-        for t in 0..2 {
-            let now = tape.slice(frames, 1, t, t + 1)?;
-            let now = tape.reshape(now, [4, 64, 64, 3])?;
-            let gates = policy.look(tape, now)?.gates;
-            let real = tape.slice(mask, 1, t, t + 1)?;
-            let real = tape.reshape(real, [4])?;
-            state = policy.remember_masked(tape, gates, state, real)?;
-        }
+        let before = tape.slice(frames, 1, 0, 2)?;
+        let state = policy.burn_in(tape, before, mask, Lstm { hidden: zero, cell: zero })?;
         tape.store(&hidden, 0, state.hidden)?;
         tape.store(&cell, 0, state.cell)
     })?;
@@ -220,7 +213,7 @@ fn golden_actor_critic() -> Result<()> {
         let (actions, rewards, ends) = (tape.buffer(&actions)?, tape.buffer(&rewards)?, tape.buffer(&ends)?);
         let returns = tape.lambda_returns(rewards, ends, output.values, 0.995, 0.95)?;
         assert_close("returns", &tape.read(returns)?, &golden.f32("actor_critic.lambda_returns"), 1e-4);
-        let config = Returns { gamma: 0.995, lambda: 0.95, entropy_weight: 0.001, stop_at_end: false };
+        let config = Returns { stop_at_end: false, ..Returns::default() };
         let losses = policy.loss(tape, output, actions, rewards, ends, &config)?;
         for (name, loss) in losses.named() {
             let name = name.trim_start_matches("actor_critic/train/loss_");

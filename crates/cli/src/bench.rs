@@ -131,7 +131,7 @@ impl Bench {
         let rewards = self.numbers("rewards", [4, 20])?;
         let ends = self.integers("ends", [4, 20], 1)?;
         let state = self.numbers("state", [4, 512])?;
-        let returns = Returns { gamma: 0.995, lambda: 0.95, entropy_weight: 0.001, stop_at_end: true };
+        let returns = Returns::default();
         let config = &self.config;
         let policy =
             ActorCritic::new(&self.device, &config.actor_critic, &config.tokenizer, config.actions, 0)?;

@@ -87,7 +87,7 @@ impl Device {
                 name: name.into(),
                 shape,
                 dtype: T::DTYPE,
-                block: Mutex::new(Some(Block::zeroed(shape.len() * T::DTYPE.size()))),
+                block: Mutex::new(Some(Block::zeroed(shape.len().saturating_mul(T::DTYPE.size())))),
             }),
         }
     }
@@ -158,7 +158,7 @@ impl Buffer {
     /// Replaces `values.len()` elements from element `start` on.
     pub fn write_at<T: Element>(&self, start: usize, values: &[T]) -> Result<()> {
         self.expect::<T>("buffer write")?;
-        let (end, limit) = (start + values.len(), self.shape().len());
+        let (end, limit) = (start.saturating_add(values.len()), self.shape().len());
         if end > limit {
             return Err(Error::RangeOutOfBounds { op: "buffer write", start, end, limit });
         }

@@ -42,6 +42,17 @@ pub enum Error {
     #[error("a tensor of {rank} dimensions was asked for; the engine knows up to {limit}")]
     TooManyDimensions { rank: usize, limit: usize },
 
+    #[error(
+        "{op}: there is no gradient here: the loss depends on no parameter, its record was used up, or nothing was recorded"
+    )]
+    NoGradient { op: &'static str },
+
+    #[error("`{name}` would have {count} parameters, but at most {limit} fit")]
+    TooManyParameters { name: String, count: usize, limit: usize },
+
+    #[error("bad config: {reason}")]
+    BadConfig { reason: String },
+
     #[error("cannot start {threads} threads: {reason}")]
     Threads { threads: usize, reason: String },
 }

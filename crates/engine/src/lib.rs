@@ -57,6 +57,6 @@ pub use error::{Error, Result};
 pub use ops::{Activation, KvCache, Lstm, Quantised, Stride};
 pub use optim::Adam;
 pub use params::{Init, Param, ParamSpec, Params, ParamsBuilder};
-pub use rng::{Key, Rng, unit};
+pub use rng::{Key, Rng};
 pub use shape::Shape;
 pub use tape::{Stepper, Tape, Tensor};

@@ -39,10 +39,13 @@ impl Tape {
         let Some(training) = &params.training else {
             return Err(Error::Frozen { name: params.name().to_string() });
         };
+        if !self.use_gradients(params) {
+            return Err(Error::NoGradient { op: "adam" });
+        }
         let mut parts = self.scratch(training.gradients.shape().len().div_ceil(CHUNK));
         let gradients = self.buffer(&training.gradients)?;
         let g = self.f32(gradients);
-        cpu::chunks_mut(parts.f32_mut(), 1, |i, part| {
+        cpu::chunks_mut_of(g.len(), parts.f32_mut(), 1, |i, part| {
             part[0] = sum_of_squares(&g[i * CHUNK..g.len().min((i + 1) * CHUNK)]);
         });
         let norm = parts.f32().iter().map(|&p| f64::from(p)).sum::<f64>().sqrt() as f32;

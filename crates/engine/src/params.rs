@@ -35,12 +35,6 @@ pub struct Param {
     pub(crate) shape: Shape,
 }
 
-impl Param {
-    pub fn shape(&self) -> Shape {
-        self.shape
-    }
-}
-
 /// Collects the parameters of a network while its layers are built.
 #[derive(Default)]
 pub struct ParamsBuilder {
@@ -51,6 +45,11 @@ pub struct ParamsBuilder {
 impl ParamsBuilder {
     pub fn new() -> ParamsBuilder {
         ParamsBuilder::default()
+    }
+
+    /// Number of parameters declared so far.
+    pub fn count(&self) -> usize {
+        self.specs.iter().fold(0, |n: usize, spec| n.saturating_add(spec.shape.len()))
     }
 
     /// Declares a parameter.
@@ -66,7 +65,7 @@ impl ParamsBuilder {
     fn declare(&mut self, name: String, shape: Shape, init: Init, decay: bool) -> Param {
         let index = self.specs.len();
         self.specs.push(ParamSpec { name, shape, init, decay, offset: self.len });
-        self.len += shape.len().next_multiple_of(ALIGN);
+        self.len = self.len.saturating_add(shape.len().checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX));
         Param { index, shape }
     }
 
@@ -84,9 +83,9 @@ impl ParamsBuilder {
         let buffer = |what: &str| device.buffer::<f32>(format!("{name} {what}"), [self.len]);
         let values = buffer("parameters");
         let mut flat = vec![0.0; self.len];
-        for (index, spec) in self.specs.iter().enumerate() {
-            // One step per parameter: adding a layer does not change how the others start.
-            let mut rng = Rng::new(Key { seed, stream: hash(name), step: index as u64 });
+        for spec in &self.specs {
+            // Keyed by its name: adding a layer does not change how the others start.
+            let mut rng = Rng::new(Key { seed, stream: hash(name), step: u64::from(hash(&spec.name)) });
             for value in &mut flat[spec.offset..spec.offset + spec.shape.len()] {
                 *value = match spec.init {
                     Init::Constant(c) => c,
@@ -106,7 +105,7 @@ impl ParamsBuilder {
     }
 }
 
-/// FNV-1a, to give each network its own stream.
+/// FNV-1a, to give each network and each of its parameters their own numbers.
 fn hash(name: &str) -> u32 {
     name.bytes().fold(0x811C_9DC5, |h, byte| (h ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }

@@ -66,7 +66,7 @@ pub(crate) const BATCH: usize = 64;
 
 /// A uniform number in [0, 1) with 24 bits.
 #[inline(always)]
-pub fn unit(bits: u32) -> f32 {
+pub(crate) fn unit(bits: u32) -> f32 {
     (bits >> 8) as f32 * (1.0 / (1u32 << 24) as f32)
 }
 

@@ -24,7 +24,8 @@ impl Shape {
 
     /// Number of elements.
     pub fn len(&self) -> usize {
-        self.dims().iter().product()
+        // Saturating: a shape too large for memory must not look like a small one.
+        self.dims().iter().fold(1, |n: usize, &d| n.saturating_mul(d))
     }
 
     pub fn is_empty(&self) -> bool {
@@ -38,7 +39,7 @@ impl Shape {
 
     /// Product of all dimensions but the last.
     pub fn rows(&self) -> usize {
-        self.dims().iter().rev().skip(1).product()
+        self.dims().iter().rev().skip(1).fold(1, |n: usize, &d| n.saturating_mul(d))
     }
 
     /// The same shape with another last dimension.

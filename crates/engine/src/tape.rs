@@ -57,7 +57,7 @@ impl Stepper {
         self.tape.key = key;
     }
 
-    /// Bytes of the arena: the most that steps have needed at once, beside buffers and parameters.
+    /// Bytes of the arena, which keeps every block it ever handed out: with steps of the same shapes, the most they need at once.
     pub fn arena_bytes(&self) -> usize {
         self.tape.arena.bytes()
     }
@@ -116,6 +116,9 @@ struct Bound {
 struct BoundParams {
     values: usize,
     first_node: u32,
+    count: usize,
+    /// Whether a backward pass of this step has written its gradients, and no update has used them yet.
+    has_gradients: bool,
 }
 
 /// The record of a running step. Ops are methods; each lives in its own file under `ops`.
@@ -133,6 +136,8 @@ pub struct Tape {
     sites: u32,
     /// Whether parameters ask for gradients in this step.
     recording: bool,
+    /// Nodes there were at the last backward pass: what came before has no record any more.
+    walked: usize,
 }
 
 /// A gradient taken out for writing.
@@ -166,6 +171,7 @@ impl Tape {
             key,
             sites: 0,
             recording: true,
+            walked: 0,
         }
     }
 
@@ -187,6 +193,7 @@ impl Tape {
         self.params.clear();
         self.generation = next_generation();
         self.sites = 0;
+        self.walked = 0;
     }
 
     // ---- leaves ----
@@ -209,6 +216,10 @@ impl Tape {
 
     /// A parameter of a network. Gradients reach it unless the network is frozen.
     pub fn param(&mut self, params: &Params, param: Param) -> Result<Tensor> {
+        if params.specs().get(param.index).is_none_or(|spec| spec.shape != param.shape) {
+            let name = format!("number {} of another network", param.index);
+            return Err(Error::UnknownParameter { name });
+        }
         let first = self.bind_params(params)?;
         Ok(Tensor {
             node: first + param.index as u32,
@@ -236,7 +247,8 @@ impl Tape {
                 grad_written: false,
             });
         }
-        self.params.push(BoundParams { values: bound, first_node });
+        let count = params.specs().len();
+        self.params.push(BoundParams { values: bound, first_node, count, has_gradients: false });
         Ok(first_node)
     }
 
@@ -244,7 +256,7 @@ impl Tape {
     pub fn store(&mut self, buffer: &Buffer, start: usize, tensor: Tensor) -> Result<()> {
         const OP: &str = "store";
         self.check(OP, tensor, buffer.dtype())?;
-        let (end, limit) = (start + tensor.len(), buffer.shape().len());
+        let (end, limit) = (start.saturating_add(tensor.len()), buffer.shape().len());
         if end > limit {
             return Err(Error::RangeOutOfBounds { op: OP, start, end, limit });
         }
@@ -261,7 +273,10 @@ impl Tape {
         len: usize,
     ) -> Result<()> {
         let bound = self.bind(buffer)?;
-        if matches!(&self.nodes[tensor.node as usize].data, Data::Bound { bound: b, .. } if *b == bound) {
+        let reads = |node: &Node| matches!(node.data, Data::Bound { bound: b, .. } if b == bound);
+        // Gradients still need what recorded ops have read.
+        let recorded = !self.records.is_empty() && self.nodes.iter().any(reads);
+        if recorded || reads(&self.nodes[tensor.node as usize]) {
             return Err(Error::InUse { name: buffer.slot.name.clone() });
         }
         let mut block = std::mem::take(&mut self.bound[bound].block);
@@ -348,6 +363,14 @@ impl Tape {
         tensors.iter().try_for_each(|&t| self.check(op, t, DType::F32))
     }
 
+    /// Refuses tensors without elements: no op has a meaning for them.
+    pub(crate) fn check_not_empty(&self, op: &'static str, tensors: &[Tensor]) -> Result<()> {
+        match tensors.iter().find(|t| t.shape.is_empty()) {
+            None => Ok(()),
+            Some(t) => Err(Error::BadShape { op, shape: t.shape, rule: "it has at least one element" }),
+        }
+    }
+
     pub(crate) fn needs_grad(&self, tensor: Tensor) -> bool {
         self.nodes[tensor.node as usize].needs_grad
     }
@@ -421,12 +444,16 @@ impl Tape {
 
     // ---- gradients ----
 
-    /// Computes the gradient of a scalar loss for every parameter it depends on. May be called once per step and network.
+    /// Computes the gradient of a scalar loss for every parameter it depends on. It uses up the record of everything before it: a second loss in
+    /// the same step must be computed after this call.
     pub fn backward(&mut self, loss: Tensor) -> Result<()> {
         const OP: &str = "backward";
         self.check_f32(OP, &[loss])?;
         if loss.len() != 1 {
             return Err(Error::BadShape { op: OP, shape: loss.shape, rule: "a loss is a single number" });
+        }
+        if !self.needs_grad(loss) || (loss.node as usize) < self.walked {
+            return Err(Error::NoGradient { op: OP });
         }
         let value = self.f32(loss)[0];
         if !value.is_finite() {
@@ -443,19 +470,32 @@ impl Tape {
         for node in &mut self.nodes {
             node.grad_written = false;
         }
-        self.nodes[tensor.node as usize].grad = Some(gradient);
+        self.hand_grad(tensor, gradient);
         while let Some(record) = self.records.pop() {
             record.backward(self)?;
         }
-        // Parameters that the loss does not depend on have a zero gradient.
-        for index in 0..self.nodes.len() {
-            let node = &self.nodes[index];
-            if let (Some((bound, start)), false) = (node.grad_home, node.grad_written) {
-                let len = node.len;
-                self.bound[bound].block.f32_mut()[start..start + len].fill(0.0);
+        // In a network that the loss depends on, the parameters it does not depend on have a zero gradient.
+        for params in &mut self.params {
+            let first = params.first_node as usize;
+            let nodes = &self.nodes[first..first + params.count];
+            if nodes.iter().any(|node| node.grad_written) {
+                params.has_gradients = true;
+                for node in nodes.iter().filter(|node| !node.grad_written) {
+                    if let Some((bound, start)) = node.grad_home {
+                        self.bound[bound].block.f32_mut()[start..start + node.len].fill(0.0);
+                    }
+                }
             }
         }
+        self.walked = self.nodes.len();
         Ok(())
+    }
+
+    /// Whether this step has gradients of `params` that no update has used; they count as used from now on.
+    pub(crate) fn use_gradients(&mut self, params: &Params) -> bool {
+        let bound = self.bound.iter().position(|b| Arc::ptr_eq(&b.slot, &params.values.slot));
+        let found = self.params.iter_mut().find(|p| Some(p.values) == bound);
+        found.is_some_and(|p| std::mem::take(&mut p.has_gradients))
     }
 
     /// Takes the finished gradient of an op's result; `None` when nothing depended on it.

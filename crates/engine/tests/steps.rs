@@ -36,10 +36,12 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// A small network that uses every kind of op: convolutions, norms, attention, quantiser, LSTM, dropout, losses.
+/// A small network of all kinds of ops: convolutions (also by Winograd's way), norms, pooling, attention, quantiser, embeddings, LSTM, dropout,
+/// losses.
 struct Net {
     params: Params,
     conv: [Param; 2],
+    wide: [Param; 2],
     down: [Param; 2],
     norm: [Param; 2],
     qkv: [Param; 3],
@@ -58,6 +60,7 @@ impl Net {
         let init = Init::Normal(0.1);
         Ok(Net {
             conv: [b.add("conv", [c, 3, 3, 3], init), b.add("conv.bias", [c], init)],
+            wide: [b.add("wide", [c, 3, 3, c], init), b.add("wide.bias", [c], init)],
             down: [b.add("down", [c, 3, 3, c], init), b.add("down.bias", [c], init)],
             norm: [b.add("gain", [c], Init::Constant(1.0)), b.add("shift", [c], init)],
             qkv: [b.add_decayed("q", [c, c], init), b.add("k", [c, c], init), b.add("v", [c, c], init)],
@@ -74,6 +77,13 @@ impl Net {
         let (w, b) = (p(tape, self.conv[0])?, p(tape, self.conv[1])?);
         let x = tape.frames(frames, 2.0 / 255.0, -1.0)?;
         let x = tape.conv3x3(x, w, b, Stride::One)?;
+        let (w, b) = (p(tape, self.wide[0])?, p(tape, self.wide[1])?);
+        let y = tape.conv3x3_relu(x, w, b)?;
+        let z = tape.max_pool(y)?;
+        let z = tape.upsample(z)?;
+        let weights = tape.detach(b)?;
+        let distance = tape.perceptual_distance(y, z, weights, 0.1)?;
+        let x = tape.conv3x3_residual(z, w, b, x)?;
         let (w, b) = (p(tape, self.down[0])?, p(tape, self.down[1])?);
         let x = tape.conv3x3(x, w, b, Stride::Two)?;
         let (gain, shift) = (p(tape, self.norm[0])?, p(tape, self.norm[1])?);
@@ -88,8 +98,12 @@ impl Net {
         }
         let y = tape.causal_attention(qkv[0], qkv[1], qkv[2], 4, 0.1)?;
         let x = tape.dropout_residual(y, 0.1, x)?;
+        let x = tape.layer_norm(x, gain, shift, 1e-5)?;
         let codebook = p(tape, self.codebook)?;
         let q = tape.quantise(x, codebook, 0.25)?;
+        let looked_up = tape.embedding(codebook, q.tokens)?;
+        let products = tape.matmul(looked_up, looked_up_transposed(tape, looked_up)?)?;
+        let products = tape.mean(products)?;
         let gates = p(tape, self.gates)?;
         let gates = tape.linear(q.embedded, gates, None, Activation::None)?;
         let (w, b) = (p(tape, self.recurrent[0])?, p(tape, self.recurrent[1])?);
@@ -104,9 +118,24 @@ impl Net {
         let head = p(tape, self.head)?;
         let logits = tape.linear(state.hidden, head, None, Activation::None)?;
         let loss = tape.cross_entropy(logits, labels)?;
-        let commitment = tape.affine(q.commitment, 0.01, 0.0)?;
-        tape.add(loss, commitment)
+        let drawn = tape.sample(logits, 1.0)?;
+        let log_prob = tape.log_prob(logits, drawn)?;
+        let entropy = tape.entropy(logits)?;
+        let both = tape.concat(&[log_prob, entropy], 0)?;
+        let both = tape.mean(both)?;
+        let mut total = loss;
+        for (small, weight) in [(q.commitment, 0.01), (distance, 0.01), (both, 0.01), (products, 1e-4)] {
+            let small = tape.affine(small, weight, 0.0)?;
+            total = tape.add(total, small)?;
+        }
+        Ok(total)
     }
+}
+
+/// [B, T, C] seen as [B, C, T]: for a product of any values.
+fn looked_up_transposed(tape: &Tape, x: Tensor) -> Result<Tensor> {
+    let &[batch, time, width] = x.dims() else { return Ok(x) };
+    tape.reshape(x, [batch, width, time])
 }
 
 struct Run {
@@ -238,6 +267,96 @@ fn nan_is_reported_and_changes_no_parameter() -> Result<()> {
     assert!(error.to_string().starts_with("the loss is NaN: the computation has diverged"), "{error}");
     assert_eq!(run.bits()?, before);
     Ok(())
+}
+
+/// ReLU and max-pool must not turn NaN into a number, or a diverged network trains on silently.
+#[test]
+fn nan_passes_through_every_activation() -> Result<()> {
+    for name in ["conv", "wide", "down", "gain", "q", "gates"] {
+        let mut run = Run::new(1)?;
+        let poisoned = vec![f32::NAN; run.net.params.get(name)?.len()];
+        run.net.params.set(name, &poisoned)?;
+        assert!(matches!(run.step(), Err(Error::NotFinite { .. })), "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_are_never_silently_old_or_missing() -> Result<()> {
+    let mut run = Run::new(1)?;
+    run.step()?;
+    let Run { net, frames, labels, stepper, .. } = &mut run;
+    let missing = |op| Err(Error::NoGradient { op });
+    // Nothing is recorded in an inference step.
+    let infer = stepper.infer(|tape| {
+        let (frames, labels) = (tape.buffer(frames)?, tape.buffer(labels)?);
+        let loss = net.loss(tape, frames, labels)?;
+        tape.backward(loss)
+    });
+    assert_eq!(infer, missing("backward"));
+    // An update without a backward pass would use the last step's gradients.
+    assert_eq!(stepper.run(|tape| tape.adam(&net.params, &Adam::default()).map(|_| ())), missing("adam"));
+    // The first backward pass uses up the record of both losses; and one pass is good for one update.
+    stepper.run(|tape| -> Result<()> {
+        let (frames, labels) = (tape.buffer(frames)?, tape.buffer(labels)?);
+        let (first, second) = (net.loss(tape, frames, labels)?, net.loss(tape, frames, labels)?);
+        tape.backward(second)?;
+        assert_eq!(tape.backward(first), missing("backward"));
+        tape.adam(&net.params, &Adam::default())?;
+        assert!(tape.adam(&net.params, &Adam::default()).is_err());
+        Ok(())
+    })
+}
+
+#[test]
+fn what_a_gradient_needs_cannot_be_overwritten() -> Result<()> {
+    let run = &mut Run::new(1)?;
+    let carried = run.device.buffer::<f32>("carried", [6, CHANNELS]);
+    let Run { net, stepper, .. } = run;
+    let error = stepper.run(|tape| -> Result<()> {
+        let state = tape.buffer(&carried)?;
+        let w = tape.param(&net.params, net.head)?;
+        tape.linear(state, w, None, Activation::None)?;
+        let new = tape.affine(state, 2.0, 1.0)?;
+        tape.store(&carried, 0, new)
+    });
+    assert_eq!(error, Err(Error::InUse { name: "carried".into() }));
+    Ok(())
+}
+
+#[test]
+fn a_handle_of_another_network_is_refused() -> Result<()> {
+    let run = &mut Run::new(1)?;
+    let mut other = ParamsBuilder::new();
+    let foreign = other.add("foreign", [3], Init::Constant(0.0));
+    let Run { net, stepper, .. } = run;
+    let error = stepper.run(|tape| tape.param(&net.params, foreign).map(|_| ()));
+    assert!(matches!(error, Err(Error::UnknownParameter { .. })));
+    Ok(())
+}
+
+#[test]
+fn empty_tensors_are_refused() -> Result<()> {
+    let device = Device::cpu(Some(1))?;
+    let image = device.buffer::<f32>("image", [0, 4, 4, 3]);
+    let weight = device.buffer::<f32>("weight", [2, 3, 3, 3]);
+    let bias = device.buffer::<f32>("bias", [2]);
+    Stepper::new(&device, Key::new(0, 0)).run(|tape| {
+        let (x, w, b) = (tape.buffer(&image)?, tape.buffer(&weight)?, tape.buffer(&bias)?);
+        let refused =
+            |result: Result<Tensor>| assert!(matches!(result, Err(Error::BadShape { .. })), "{result:?}");
+        refused(tape.conv3x3(x, w, b, Stride::One));
+        refused(tape.max_pool(x));
+        refused(tape.upsample(x));
+        refused(tape.layer_norm(x, b, b, 1e-5));
+        refused(tape.group_norm(x, b, b, 1, 1e-6, false));
+        refused(tape.entropy(x));
+        refused(tape.sample(x, 1.0));
+        let flat = tape.reshape(x, [0, 4, 12])?;
+        refused(tape.spatial_attention(flat, flat, flat));
+        refused(tape.matmul(flat, flat));
+        Ok(())
+    })
 }
 
 #[test]

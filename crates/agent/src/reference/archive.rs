@@ -34,6 +34,15 @@ impl Archive {
         let bytes = entry(&mut zip, &pickle).map_err(not_pytorch)?;
         let refused = |reason| CheckpointError::Refused { path: path.into(), reason };
         let tensors = read_state_dict(&bytes).map_err(refused)?;
+        // What the pickle says about a storage must be true before anyone counts on it.
+        for (name, spec) in &tensors {
+            let file = format!("{folder}data/{}", spec.key);
+            let size = zip.by_name(&file).map_err(|e| not_pytorch(format!("entry {file}: {e}")))?.size();
+            let claimed = (spec.storage_len as u64).checked_mul(spec.kind.size() as u64);
+            if claimed.is_none_or(|claimed| claimed > size) {
+                return Err(not_pytorch(format!("the data of `{name}` is cut off")));
+            }
+        }
         Ok(Archive { path: path.into(), zip, folder, tensors })
     }
 
@@ -44,6 +53,11 @@ impl Archive {
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Elements of all tensors together.
+    pub fn elements(&self) -> usize {
+        self.tensors.iter().fold(0, |n: usize, (_, spec)| n.saturating_add(spec.len()))
     }
 
     /// The values of tensor number `index`, which must be float32.

@@ -2,13 +2,16 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::import::is_ours_alone;
-use crate::checkpoint::{CheckpointError, Result, write_atomically};
+use crate::checkpoint::{CheckpointError, Entry, Result, write_safetensors};
 use crate::{Agent, Perceptual};
-
-use safetensors::tensor::{Dtype, TensorView};
 
 /// Writes an agent as safetensors with the names, shapes and buffers of the reference release, ready for its `load_state_dict`.
 pub fn export(agent: &Agent, perceptual: Option<&Perceptual>, path: &Path) -> Result<()> {
+    let policy = &agent.config.actor_critic;
+    if policy.dense > 0 || policy.skip {
+        let key = if policy.skip { "actor_critic.skip" } else { "actor_critic.dense" };
+        return Err(CheckpointError::NotReferences { key });
+    }
     let mut entries = BTreeMap::new();
     for (prefix, network) in agent.networks(perceptual) {
         for (spec, layout) in network.params.specs().iter().zip(network.layouts()) {
@@ -17,59 +20,33 @@ pub fn export(agent: &Agent, perceptual: Option<&Perceptual>, path: &Path) -> Re
             }
             let shape = layout.reference_shape(spec.shape.dims());
             let values = layout.to_reference(spec.shape.dims(), &network.params.get(&spec.name)?);
-            entries.insert(format!("{prefix}.{}", spec.name), Exported::floats(shape, &values));
+            entries.insert(format!("{prefix}.{}", spec.name), Entry::floats(shape, &values));
         }
     }
     add_buffers(agent, perceptual.is_some(), &mut entries);
-    let unwritable = |e: safetensors::SafeTensorError| CheckpointError::NotSafetensors {
-        path: path.into(),
-        reason: e.to_string(),
-    };
-    let views = entries.iter().map(|(name, e)| {
-        TensorView::new(e.dtype, e.shape.clone(), &e.bytes).map(|view| (name.as_str(), view))
-    });
-    let views = views.collect::<Result<Vec<_>, _>>().map_err(unwritable)?;
-    let file = safetensors::serialize(views, None).map_err(unwritable)?;
-    write_atomically(path, &file)
-}
-
-struct Exported {
-    dtype: Dtype,
-    shape: Vec<usize>,
-    bytes: Vec<u8>,
-}
-
-impl Exported {
-    fn floats(shape: Vec<usize>, values: &[f32]) -> Exported {
-        Exported { dtype: Dtype::F32, shape, bytes: values.iter().flat_map(|v| v.to_le_bytes()).collect() }
-    }
-
-    fn integers(values: &[usize]) -> Exported {
-        let bytes = values.iter().flat_map(|&v| (v as i64).to_le_bytes()).collect();
-        Exported { dtype: Dtype::I64, shape: vec![values.len()], bytes }
-    }
+    write_safetensors(path, &entries, None)
 }
 
 /// What the release keeps beside its parameters: causal masks, the positions each head speaks for, the perceptual network's scaling.
-fn add_buffers(agent: &Agent, perceptual: bool, entries: &mut BTreeMap<String, Exported>) {
+fn add_buffers(agent: &Agent, perceptual: bool, entries: &mut BTreeMap<String, Entry>) {
     let (config, block) = (&agent.config.world_model, agent.world_model.tokens + 1);
     let length = config.steps * block;
     let mask: Vec<f32> =
         (0..length * length).map(|i| if i % length <= i / length { 1.0 } else { 0.0 }).collect();
     for layer in 0..config.layers {
         let name = format!("world_model.transformer.blocks.{layer}.attn.mask");
-        entries.insert(name, Exported::floats(vec![length, length], &mask));
+        entries.insert(name, Entry::floats(vec![length, length], &mask));
     }
     let actions: Vec<usize> = (0..length).filter(|i| i % block == block - 1).collect();
     // The last frame token is followed by an action, which nobody predicts.
     let frames: Vec<usize> = (0..length).filter(|i| i % block != block - 2).collect();
     for (head, positions) in [("observations", &frames), ("rewards", &actions), ("ends", &actions)] {
-        entries.insert(format!("world_model.head_{head}.indices"), Exported::integers(positions));
+        entries.insert(format!("world_model.head_{head}.indices"), Entry::integers(positions));
     }
     if perceptual {
         for (name, values) in [("shift", crate::perceptual::SHIFT), ("scale", crate::perceptual::SCALE)] {
             let name = format!("tokenizer.lpips.scaling_layer.{name}");
-            entries.insert(name, Exported::floats(vec![1, 3, 1, 1], &values));
+            entries.insert(name, Entry::floats(vec![1, 3, 1, 1], &values));
         }
     }
 }

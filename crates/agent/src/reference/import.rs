@@ -14,7 +14,7 @@ pub fn import(device: &Device, path: &Path) -> Result<(Agent, Option<Perceptual>
     let shapes = Shapes::new(&archive);
     let config = shapes.config()?;
     config.validate().map_err(|reason| CheckpointError::BadConfig { path: path.into(), reason })?;
-    let agent = Agent::new(device, &config, 0)?;
+    let agent = Agent::within(device, &config, 0, archive.elements())?;
     let has_perceptual = shapes.entries.keys().any(|name| name.starts_with("tokenizer.lpips.net"));
     let perceptual = has_perceptual.then(|| Perceptual::random(device, 0.0)).transpose()?;
 
@@ -101,7 +101,7 @@ impl<'a> Shapes<'a> {
         let features = self.size("actor_critic.lstm.weight_ih", 2, 1)?;
         let last = policy_channels.last().copied().unwrap_or(1);
         let side = (features / last).isqrt();
-        if side * side * last != features || convs > 16 {
+        if side * side * last != features || convs > 16 || resolutions > 16 {
             return Err(
                 self.bad(format!("the policy's {features} features are no square image of {last} channels"))
             );

@@ -1,7 +1,7 @@
 //! A reader of the pickles that `torch.save` writes for a state dict. It builds values and executes nothing: the only globals it knows are the
 //! four kinds of names such a file needs, and everything else is refused.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Why a pickle was not read.
 pub type Reason = String;
@@ -62,6 +62,9 @@ pub struct TensorSpec {
     pub strides: Vec<usize>,
 }
 
+/// Names are short; a long one recalled many times would be copied as often.
+const LONGEST_TEXT: usize = 1024;
+
 /// Index into the machine's values.
 type Id = usize;
 
@@ -121,20 +124,25 @@ pub fn read_state_dict(pickle: &[u8]) -> Result<Vec<(String, TensorSpec)>> {
     let Value::Dict(pairs) = &machine.values[root] else {
         return Err("its content is not a state dict".into());
     };
-    pairs
+    let mut names = HashSet::new();
+    let tensors = pairs
         .iter()
         .map(|&(key, value)| match (&machine.values[key], &machine.values[value]) {
             (Value::Text(name), Value::Tensor(spec)) => Ok((name.clone(), spec.clone())),
             (Value::Text(name), _) => Err(format!("entry `{name}` is not a tensor")),
             _ => Err("a name in its state dict is not text".into()),
         })
-        .collect()
+        .collect::<Result<Vec<_>>>()?;
+    match tensors.iter().find(|(name, _)| !names.insert(name)) {
+        Some((name, _)) => Err(format!("entry `{name}` is there twice")),
+        None => Ok(tensors),
+    }
 }
 
 struct Machine<'a> {
     input: &'a [u8],
     at: usize,
-    /// Everything ever made; memo and stack refer to it, so shared values are never copied.
+    /// Everything ever made; memo and stack refer to it. Only texts are ever copied, and they are short.
     values: Vec<Value>,
     stack: Vec<Id>,
     marks: Vec<usize>,
@@ -275,6 +283,9 @@ impl Machine<'_> {
     }
 
     fn text(&mut self, len: usize) -> Result<()> {
+        if len > LONGEST_TEXT {
+            return Err(format!("a name in it has {len} bytes"));
+        }
         let text = std::str::from_utf8(self.take(len)?).map_err(|_| "a name in it is not text")?.to_string();
         self.push(Value::Text(text));
         Ok(())
@@ -580,6 +591,10 @@ mod tests {
         assert_eq!(refusal(b"K\x01(0."), "its stack runs empty");
         assert_eq!(refusal(b"}(K\x01u."), "a dict in it has a name without a value");
         assert_eq!(refusal(b"\x8a\xff"), "it is cut off");
+        let long = [&b"X"[..], &2000u32.to_le_bytes(), &[b'a'; 2000], b"."].concat();
+        assert_eq!(refusal(&long), "a name in it has 2000 bytes");
+        let twice = dict(&[("a", tensor(6, 0, [2, 3], [3, 1])), ("a", tensor(6, 0, [2, 3], [3, 1]))]);
+        assert_eq!(refusal(&twice), "entry `a` is there twice");
     }
 
     /// Random damage never panics. `IRIS_FUZZ_ROUNDS` asks for more of it.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::AgentConfig;
+use crate::{AgentConfig, Returns};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -137,11 +137,7 @@ pub struct ActorCriticTraining {
     pub horizon: usize,
     /// Frames that warm the policy's LSTM up.
     pub burn_in: usize,
-    pub gamma: f32,
-    pub lambda: f32,
-    pub entropy_weight: f32,
-    /// Leave out what follows an imagined end, as the paper says; the reference release keeps it.
-    pub stop_at_end: bool,
+    pub returns: Returns,
 }
 
 impl Default for ActorCriticTraining {
@@ -150,10 +146,7 @@ impl Default for ActorCriticTraining {
             schedule: Schedule { start_after: 50, ..Schedule::default() },
             horizon: 20,
             burn_in: 20,
-            gamma: 0.995,
-            lambda: 0.95,
-            entropy_weight: 0.001,
-            stop_at_end: true,
+            returns: Returns::default(),
         }
     }
 }

@@ -13,7 +13,7 @@ pub use config::{
 
 use crate::player::episode_seed;
 use crate::replay::{Record, Replay, ReplayError, Segment};
-use crate::{Agent, Dreamer, Perceptual, PlayError, Player, Returns, WorldModelBatch};
+use crate::{Agent, Dreamer, Perceptual, PlayError, Player, WorldModelBatch};
 use cache::Cache;
 
 #[derive(Debug, thiserror::Error)]
@@ -339,12 +339,7 @@ impl Trainer {
         self.stepper.set_key(self.key(Stream::ActorCritic));
         self.dreamer.set_key(self.key(Stream::Dream));
         let adam = adam(&config.schedule, 0.0);
-        let returns = Returns {
-            gamma: config.gamma,
-            lambda: config.lambda,
-            entropy_weight: config.entropy_weight,
-            stop_at_end: config.stop_at_end,
-        };
+        let returns = config.returns;
         for update in 0..updates {
             let segments: Vec<Segment> = (0..config.schedule.batch)
                 .map(|_| self.replay.sample_ending(&mut rng, config.burn_in + 1))

@@ -294,7 +294,7 @@ fn run(
                 }
             }
             if epilogue.relu {
-                line.iter_mut().for_each(|o| *o = o.max(0.0));
+                line.iter_mut().for_each(|o| *o = if *o < 0.0 { 0.0 } else { *o });
             }
         }
     });
@@ -348,7 +348,7 @@ pub(crate) fn conv_weight_gradient(
         });
         (&*copy, rest)
     };
-    let groups = groups(shape);
+    let (groups, outputs) = (groups(shape), shape.outputs);
     if groups == 1 {
         if !accumulate {
             dw.fill(0.0);
@@ -362,7 +362,7 @@ pub(crate) fn conv_weight_gradient(
         let len = TAPS * shape.inputs * shape.outputs;
         let parts = &mut scratch[..groups * len];
         let each = shape.batch.div_ceil(groups);
-        parallel::chunks_mut(parts, len, |group, part| {
+        parallel::chunks_mut_of(x.len() * outputs, parts, len, |group, part| {
             part.fill(0.0);
             let images = (group * each).min(shape.batch)..((group + 1) * each).min(shape.batch);
             let out = Out(part.as_mut_ptr());

@@ -92,6 +92,18 @@ pub(crate) fn ln(x: f32) -> f32 {
     t + (t * t * (p * t - 0.5) + e * -2.121_944_4e-4) + e * 0.693_359_4
 }
 
+/// The sum of f(0) to f(len - 1), in sixteen lanes so that it vectorises.
+#[inline(always)]
+pub(crate) fn lane_sum(len: usize, f: impl Fn(usize) -> f32) -> f32 {
+    let mut lanes = [0.0f32; 16];
+    for i in 0..len / 16 {
+        for l in 0..16 {
+            lanes[l] += f(16 * i + l);
+        }
+    }
+    lanes.iter().sum::<f32>() + (len / 16 * 16..len).map(f).sum::<f32>()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,5 +1,5 @@
-//! The CPU kernel room: vector instructions, matrix products and the loops that spread over threads. Everything `unsafe` in the
-//! engine's CPU backend lives here.
+//! The CPU kernel room: vector instructions, matrix products and the loops that spread over threads. Nearly everything
+//! `unsafe` in the engine lives here; the rest is the memory beneath it.
 
 mod conv;
 mod gemm;
@@ -15,7 +15,9 @@ pub(crate) use conv::{
 pub(crate) use gemm::{
     Layout, Mat, Packed, Start, gemm, gemm_packed, gemm_scratch_len, gemm_serial, packed_len,
 };
-pub(crate) use parallel::{chunks_mut, chunks2_mut, chunks2_mut_of, column_sums, column_sums_scratch_len};
+pub(crate) use parallel::{
+    chunks_mut, chunks_mut_of, chunks2_mut, chunks2_mut_of, column_sums, column_sums_scratch_len,
+};
 
 /// The instruction sets kernels are compiled for. The best one the machine has is chosen at run time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -38,7 +38,17 @@ const SERIAL: usize = 1 << 14;
 
 /// Calls `f(chunk number, chunk)` for the chunks of `out`.
 pub(crate) fn chunks_mut<T: Send>(out: &mut [T], chunk: usize, f: impl Fn(usize, &mut [T]) + Sync + Send) {
-    if out.len() <= SERIAL {
+    chunks_mut_of(out.len(), out, chunk, f);
+}
+
+/// [`chunks_mut`] for loops whose work, in elements touched, is not the length of what they write.
+pub(crate) fn chunks_mut_of<T: Send>(
+    work: usize,
+    out: &mut [T],
+    chunk: usize,
+    f: impl Fn(usize, &mut [T]) + Sync + Send,
+) {
+    if work <= SERIAL {
         out.chunks_mut(chunk.max(1)).enumerate().for_each(|(i, c)| f(i, c));
     } else {
         out.par_chunks_mut(chunk.max(1)).enumerate().for_each(|(i, c)| f(i, c));
@@ -63,10 +73,13 @@ pub(crate) fn chunks2_mut_of<T: Send, U: Send>(
     f: impl Fn(usize, &mut [T], &mut [U]) + Sync + Send,
 ) {
     if work <= SERIAL {
-        a.chunks_mut(a_chunk).zip(b.chunks_mut(b_chunk)).enumerate().for_each(|(i, (x, y))| f(i, x, y));
+        a.chunks_mut(a_chunk.max(1))
+            .zip(b.chunks_mut(b_chunk.max(1)))
+            .enumerate()
+            .for_each(|(i, (x, y))| f(i, x, y));
     } else {
-        a.par_chunks_mut(a_chunk)
-            .zip(b.par_chunks_mut(b_chunk))
+        a.par_chunks_mut(a_chunk.max(1))
+            .zip(b.par_chunks_mut(b_chunk.max(1)))
             .enumerate()
             .for_each(|(i, (x, y))| f(i, x, y));
     }

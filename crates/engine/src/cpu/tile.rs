@@ -176,7 +176,8 @@ unsafe fn kernel<S: Simd, const R: usize, const NV: usize>(tile: &Tile) {
                     }
                 }
                 at += tile.a_step;
-                b = b.add(tile.b_step);
+                // Beyond the last row after the last step, where it is not read any more.
+                b = b.wrapping_add(tile.b_step);
             }
         }
         for r in 0..R {

@@ -344,7 +344,7 @@ super::multiversion! {
                     (0..LANES).for_each(|l| y[l] += residual[l]);
                 }
                 if relu {
-                    (0..LANES).for_each(|l| y[l] = y[l].max(0.0));
+                    (0..LANES).for_each(|l| y[l] = if y[l] < 0.0 { 0.0 } else { y[l] });
                 }
                 line.copy_from_slice(&y);
             }

@@ -58,6 +58,7 @@ impl Tape {
         dropout: f32,
     ) -> Result<Tensor> {
         self.check_f32(OP, &[q, k, v])?;
+        self.check_not_empty(OP, &[q, k, v])?;
         for other in [k, v] {
             if other.shape() != q.shape() {
                 let rule = "q, k and v have the same shape";

@@ -47,10 +47,6 @@ impl KvCache {
         self.len == 0
     }
 
-    pub fn capacity(&self) -> usize {
-        self.capacity
-    }
-
     /// Counts `tokens` more positions as seen, after every layer has attended to them.
     pub fn advance(&mut self, tokens: usize) {
         self.len += tokens;
@@ -76,6 +72,7 @@ impl Tape {
         layer: usize,
     ) -> Result<Tensor> {
         self.check_f32(OP, &[q, k, v])?;
+        self.check_not_empty(OP, &[q, k, v])?;
         let (heads, d, capacity) = (cache.heads, cache.head_width, cache.capacity);
         let width = heads * d;
         for input in [q, k, v] {

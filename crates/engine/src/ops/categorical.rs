@@ -24,6 +24,7 @@ impl Tape {
     pub fn log_prob(&mut self, logits: Tensor, choices: Tensor) -> Result<Tensor> {
         const OP: &str = "log-probability";
         self.check_f32(OP, &[logits])?;
+        self.check_not_empty(OP, &[logits])?;
         self.check(OP, choices, DType::I32)?;
         if logits.shape().rank() == 0 || choices.shape() != logits.shape().without_last() {
             let rule = "logits are [.., A] and choices [..]";
@@ -54,6 +55,7 @@ impl Tape {
     pub fn entropy(&mut self, logits: Tensor) -> Result<Tensor> {
         const OP: &str = "entropy";
         self.check_f32(OP, &[logits])?;
+        self.check_not_empty(OP, &[logits])?;
         let probabilities = self.probabilities(logits);
         let (rows, actions) = (logits.shape().rows(), logits.shape().last());
         let mut out = self.alloc(rows, DType::F32);
@@ -73,6 +75,7 @@ impl Tape {
     pub fn sample(&mut self, logits: Tensor, temperature: f32) -> Result<Tensor> {
         const OP: &str = "sample";
         self.check_f32(OP, &[logits])?;
+        self.check_not_empty(OP, &[logits])?;
         if !(temperature >= 0.0 && temperature.is_finite()) {
             let value = f64::from(temperature);
             return Err(Error::BadArgument { op: OP, name: "temperature", value, rule: "0 or more" });

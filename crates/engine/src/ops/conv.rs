@@ -58,6 +58,7 @@ impl Tape {
         relu: bool,
     ) -> Result<Tensor> {
         self.check_f32(OP, &[x, weight, bias])?;
+        self.check_not_empty(OP, &[x, weight])?;
         let shape = conv_shape(x, weight, stride)?;
         if bias.dims() != [shape.outputs] {
             let rule = "the bias is [O] for a weight [O, 3, 3, I]";

@@ -20,6 +20,7 @@ impl Tape {
     /// are, the loss is 0.
     pub fn cross_entropy(&mut self, logits: Tensor, labels: Tensor) -> Result<Tensor> {
         self.check_f32(OP, &[logits])?;
+        self.check_not_empty(OP, &[logits])?;
         self.check(OP, labels, DType::I32)?;
         if logits.shape().rank() == 0 || labels.shape() != logits.shape().without_last() {
             let rule = "logits are [.., C] and labels [..]";
@@ -34,7 +35,7 @@ impl Tape {
         let mut normaliser = self.alloc(rows, DType::F32);
         let logits_v = self.f32(logits);
         const ROWS: usize = 64;
-        cpu::chunks_mut(normaliser.f32_mut(), ROWS, |i, out| {
+        cpu::chunks_mut_of(rows * classes, normaliser.f32_mut(), ROWS, |i, out| {
             for (r, out) in out.iter_mut().enumerate() {
                 let row = i * ROWS + r;
                 *out = log_sum_exp(&logits_v[row * classes..(row + 1) * classes]);
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn ignored_rows_do_not_count_and_huge_logits_do_not_overflow() -> Result<()> {
+    fn ignored_rows_do_not_count_and_nan_and_huge_logits_keep_their_meaning() -> Result<()> {
         let device = Device::cpu(Some(1))?;
         let buffer = device.buffer::<f32>("logits", [3, 4]);
         buffer.write(&[1e4f32, 0.0, 0.0, -1e4, 0.0, 0.0, 0.0, 0.0, f32::NAN, 0.0, 0.0, 0.0])?;
@@ -146,10 +147,7 @@ mod tests {
             assert_eq!(tape.read::<f32>(loss)?, vec![0.0]);
             let given = integers(tape, &[0, 2, 1]);
             let loss = tape.cross_entropy(logits, given)?;
-            assert_eq!(
-                tape.backward(loss).unwrap_err().to_string(),
-                "the loss is NaN: the computation has diverged (a smaller learning rate usually helps)"
-            );
+            assert!(tape.read::<f32>(loss)?[0].is_nan());
             Ok(())
         })
     }

@@ -31,6 +31,7 @@ impl Tape {
     pub fn embedding(&mut self, table: Tensor, indices: Tensor) -> Result<Tensor> {
         const OP: &str = "embedding";
         self.check_f32(OP, &[table])?;
+        self.check_not_empty(OP, &[table])?;
         self.check(OP, indices, DType::I32)?;
         let &[rows, width] = table.dims() else {
             return Err(Error::BadShape { op: OP, shape: table.shape(), rule: "a table is [V, D]" });
@@ -62,8 +63,9 @@ impl Tape {
             let rule = "x is [B, T, D] and the table [P, D]";
             return Err(Error::ShapeMismatch { op: OP, lhs: x.shape(), rhs: table.shape(), rule });
         }
-        if start + time > limit {
-            return Err(Error::RangeOutOfBounds { op: OP, start, end: start + time, limit });
+        let end = start.saturating_add(time);
+        if end > limit {
+            return Err(Error::RangeOutOfBounds { op: OP, start, end, limit });
         }
         let mut out = self.alloc(x.len(), DType::F32);
         out.f32_mut().copy_from_slice(self.f32(x));

@@ -25,16 +25,6 @@ impl Tape {
         }
         Ok(self.push(out, x.shape(), DType::F32, false))
     }
-
-    /// Numbers in [0, 1] to bytes, clamped and rounded.
-    pub fn to_bytes(&mut self, x: Tensor) -> Result<Tensor> {
-        self.check_f32("to bytes", &[x])?;
-        let mut out = self.alloc(x.len(), DType::U8);
-        for (o, x) in out.all_mut::<u8>().iter_mut().zip(self.f32(x)) {
-            *o = (x * 255.0).round_ties_even().clamp(0.0, 255.0) as u8;
-        }
-        Ok(self.push(out, x.shape(), DType::U8, false))
-    }
 }
 
 #[cfg(test)]
@@ -42,7 +32,7 @@ mod tests {
     use crate::{Device, Error, Key, Result, Stepper};
 
     #[test]
-    fn bytes_survive_the_way_there_and_back() -> Result<()> {
+    fn bytes_become_numbers_in_either_range() -> Result<()> {
         let device = Device::cpu(Some(1))?;
         let buffer = device.buffer::<u8>("frames", [256]);
         let bytes: Vec<u8> = (0..=255).collect();
@@ -55,11 +45,6 @@ mod tests {
             assert_eq!((values[0], values[255]), (0.0, 1.0));
             let values = tape.read::<f32>(signed)?;
             assert!(values[0] == -1.0 && (values[255] - 1.0).abs() < 1e-6);
-            let back = tape.to_bytes(unit)?;
-            assert_eq!(tape.read::<u8>(back)?, bytes);
-            let wide = tape.affine(unit, 3.0, -1.0)?;
-            let clamped = tape.to_bytes(wide)?;
-            assert_eq!((tape.read::<u8>(clamped)?[0], tape.read::<u8>(clamped)?[255]), (0, 255));
             assert!(matches!(tape.frames(unit, 1.0, 0.0), Err(Error::DTypeMismatch { op: "frames", .. })));
             Ok(())
         })

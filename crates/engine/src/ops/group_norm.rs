@@ -29,6 +29,7 @@ impl Tape {
         swish: bool,
     ) -> Result<Tensor> {
         self.check_f32(OP, &[x, gain, shift])?;
+        self.check_not_empty(OP, &[x])?;
         let &[batch, height, width, channels] = x.dims() else {
             return Err(Error::BadShape { op: OP, shape: x.shape(), rule: "x is [B, H, W, C]" });
         };
@@ -46,7 +47,8 @@ impl Tape {
         let mut statistics = self.alloc(batch * 2 * channels, DType::F32);
         let mut scratch = self.scratch(batch * 2 * channels);
         let (xv, gain_v, shift_v) = (self.f32(x), self.f32(gain), self.f32(shift));
-        cpu::chunks2_mut(
+        cpu::chunks2_mut_of(
+            x.len(),
             (statistics.f32_mut(), 2 * channels),
             (scratch.f32_mut(), 2 * channels),
             |b, statistics, sums| {

@@ -1,4 +1,5 @@
 use super::Backward;
+use crate::cpu::math::lane_sum;
 use crate::cpu::{self, multiversion};
 use crate::{DType, Error, Result, Tape, Tensor};
 
@@ -21,6 +22,7 @@ impl Tape {
     /// (x - mean) / sqrt(variance + epsilon) * gain + shift over the last dimension: x [.., D], gain and shift [D] -> [.., D]
     pub fn layer_norm(&mut self, x: Tensor, gain: Tensor, shift: Tensor, epsilon: f32) -> Result<Tensor> {
         self.check_f32(OP, &[x, gain, shift])?;
+        self.check_not_empty(OP, &[x])?;
         let (rows, width) = (x.shape().rows(), x.shape().last());
         for parameter in [gain, shift] {
             if x.shape().rank() == 0 || parameter.dims() != [width] {
@@ -61,7 +63,7 @@ impl Backward for LayerNorm {
         let mut parts = tape.scratch(rows.div_ceil(ROWS) * 2 * width);
         {
             let (x, statistics) = (tape.f32(self.x), tape.f32(self.statistics));
-            cpu::chunks_mut(parts.f32_mut(), 2 * width, |i, part| {
+            cpu::chunks_mut_of(rows * width, parts.f32_mut(), 2 * width, |i, part| {
                 part.fill(0.0);
                 let (shift, gain) = part.split_at_mut(width);
                 for row in i * ROWS..rows.min((i + 1) * ROWS) {
@@ -111,25 +113,11 @@ impl Backward for LayerNorm {
     }
 }
 
-/// Sums in sixteen lanes, so that they vectorise.
-#[inline(always)]
-fn lane_sum(x: &[f32], f: impl Fn(usize, f32) -> f32) -> f32 {
-    let mut lanes = [0.0f32; 16];
-    let (chunks, rest) = x.as_chunks::<16>();
-    for (i, chunk) in chunks.iter().enumerate() {
-        for l in 0..16 {
-            lanes[l] += f(16 * i + l, chunk[l]);
-        }
-    }
-    let start = 16 * chunks.len();
-    lanes.iter().sum::<f32>() + rest.iter().enumerate().map(|(i, x)| f(start + i, *x)).sum::<f32>()
-}
-
 multiversion! {
     fn normalise(x: &[f32], gain: &[f32], shift: &[f32], epsilon: f32, out: &mut [f32]) -> (f32, f32) {
         let width = x.len() as f32;
-        let mean = lane_sum(x, |_, x| x) / width;
-        let variance = lane_sum(x, |_, x| (x - mean) * (x - mean)) / width;
+        let mean = lane_sum(x.len(), |i| x[i]) / width;
+        let variance = lane_sum(x.len(), |i| (x[i] - mean) * (x[i] - mean)) / width;
         let inverse = 1.0 / (variance + epsilon).sqrt();
         for (((o, x), g), s) in out.iter_mut().zip(x).zip(gain).zip(shift) {
             *o = (x - mean) * inverse * g + s;
@@ -151,8 +139,8 @@ multiversion! {
     fn input_gradient(x: &[f32], dy: &[f32], gain: &[f32], mean: f32, inverse: f32, accumulate: bool, dx: &mut [f32]) {
         let (x, gain) = (&x[..dy.len()], &gain[..dy.len()]);
         let width = dy.len() as f32;
-        let s1 = lane_sum(dy, |i, dy| dy * gain[i]) / width;
-        let s2 = lane_sum(dy, |i, dy| dy * gain[i] * (x[i] - mean)) * inverse / width;
+        let s1 = lane_sum(dy.len(), |i| dy[i] * gain[i]) / width;
+        let s2 = lane_sum(dy.len(), |i| dy[i] * gain[i] * (x[i] - mean)) * inverse / width;
         for i in 0..dx.len() {
             let value = inverse * (dy[i] * gain[i] - s1 - (x[i] - mean) * inverse * s2);
             dx[i] = if accumulate { dx[i] + value } else { value };

@@ -59,6 +59,7 @@ impl Tape {
         activation: Activation,
     ) -> Result<Tensor> {
         self.check_f32(OP, &[x, weight])?;
+        self.check_not_empty(OP, &[x, weight])?;
         let (m, k, n) = (x.shape().rows(), x.shape().last(), weight.shape().rows());
         if weight.shape().rank() != 2 || x.shape().rank() < 1 || weight.shape().last() != k {
             let rule = "x is [.., I] and the weight [O, I]";
@@ -191,7 +192,8 @@ multiversion! {
 multiversion! {
     pub(super) fn relu_in_place(y: &mut [f32]) {
         for y in y {
-            *y = y.max(0.0);
+            // Not `max`: that would turn NaN into 0 and hide a divergence.
+            *y = if *y < 0.0 { 0.0 } else { *y };
         }
     }
 }

@@ -32,7 +32,7 @@ impl Tape {
         }
         let mut parts = self.scratch(a.len().div_ceil(CHUNK));
         let (av, bv) = (self.f32(a), self.f32(b));
-        cpu::chunks_mut(parts.f32_mut(), 1, |i, part| {
+        cpu::chunks_mut_of(av.len(), parts.f32_mut(), 1, |i, part| {
             let range = i * CHUNK..av.len().min((i + 1) * CHUNK);
             let pairs = av[range.clone()].iter().zip(&bv[range]);
             part[0] = match squared {

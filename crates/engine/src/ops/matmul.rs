@@ -15,6 +15,7 @@ impl Tape {
     /// Batched matrix product: [N, M, K] x [N, K, P] -> [N, M, P].
     pub fn matmul(&mut self, a: Tensor, b: Tensor) -> Result<Tensor> {
         self.check_f32(OP, &[a, b])?;
+        self.check_not_empty(OP, &[a, b])?;
         let (&[batch, m, k], &[batch_b, k_b, p]) = (a.dims(), b.dims()) else {
             let rule = "both have three dimensions";
             return Err(Error::ShapeMismatch { op: OP, lhs: a.shape(), rhs: b.shape(), rule });

@@ -16,6 +16,7 @@ impl Tape {
     /// The maximum of every 2x2 block: [B, H, W, C] -> [B, H/2, W/2, C]
     pub fn max_pool(&mut self, x: Tensor) -> Result<Tensor> {
         self.check_f32(OP, &[x])?;
+        self.check_not_empty(OP, &[x])?;
         let &[batch, height, width, channels] = x.dims() else {
             return Err(Error::BadShape { op: OP, shape: x.shape(), rule: "x is [B, H, W, C]" });
         };
@@ -39,7 +40,8 @@ impl Tape {
                 for c in 0..channels {
                     let (mut best, mut index) = (at[0][c], 0);
                     for (i, quarter) in at.iter().enumerate().skip(1) {
-                        let larger = quarter[c] > best;
+                        // NaN wins, so that it is not lost.
+                        let larger = quarter[c] > best || quarter[c].is_nan();
                         best = if larger { quarter[c] } else { best };
                         index = if larger { i as u8 } else { index };
                     }

@@ -1,4 +1,5 @@
 use super::Backward;
+use crate::cpu::math::lane_sum;
 use crate::cpu::{self, multiversion};
 use crate::rng::{Site, unit};
 use crate::{DType, Error, Result, Tape, Tensor};
@@ -112,17 +113,6 @@ fn drop_weights(site: Site, pixel: usize, rate: f32, weights: &[f32], out: &mut 
             out[c] *= if unit(bits) >= rate { keep } else { 0.0 };
         });
     }
-}
-
-#[inline(always)]
-fn lane_sum(len: usize, f: impl Fn(usize) -> f32) -> f32 {
-    let mut lanes = [0.0f32; 16];
-    for i in 0..len / 16 {
-        for l in 0..16 {
-            lanes[l] += f(16 * i + l);
-        }
-    }
-    lanes.iter().sum::<f32>() + (len / 16 * 16..len).map(f).sum::<f32>()
 }
 
 multiversion! {

@@ -14,6 +14,7 @@ impl Tape {
     /// Nearest-neighbour enlargement by two: [B, H, W, C] -> [B, 2H, 2W, C]
     pub fn upsample(&mut self, x: Tensor) -> Result<Tensor> {
         self.check_f32(OP, &[x])?;
+        self.check_not_empty(OP, &[x])?;
         let &[batch, height, width, channels] = x.dims() else {
             return Err(Error::BadShape { op: OP, shape: x.shape(), rule: "x is [B, H, W, C]" });
         };
