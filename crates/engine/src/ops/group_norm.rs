@@ -194,7 +194,7 @@ multiversion! {
             while first + LANES <= channels {
                 let mut s = [0.0f32; LANES];
                 let mut q = [0.0f32; LANES];
-                let o: [f32; LANES] = std::array::from_fn(|l| origin[first + l]);
+                let o = lanes(origin, first);
                 for pixel in block.chunks_exact(channels) {
                     let pixel = &pixel[first..first + LANES];
                     for l in 0..LANES {
@@ -226,19 +226,41 @@ multiversion! {
 multiversion! {
     fn normalise(x: &[f32], scale: &[f32], offset: &[f32], swish: bool, out: &mut [f32]) {
         let channels = scale.len();
-        for (out, x) in out.chunks_exact_mut(channels).zip(x.chunks_exact(channels)) {
-            if swish {
-                for c in 0..channels {
-                    let u = x[c] * scale[c] + offset[c];
-                    out[c] = u * math::sigmoid(u);
+        for (out, x) in out.chunks_mut(BLOCK * channels).zip(x.chunks(BLOCK * channels)) {
+            let mut first = 0;
+            while first + LANES <= channels {
+                let (s, o) = (lanes(scale, first), lanes(offset, first));
+                for (out, x) in out.chunks_exact_mut(channels).zip(x.chunks_exact(channels)) {
+                    let (out, x) = (&mut out[first..first + LANES], &x[first..first + LANES]);
+                    if swish {
+                        for l in 0..LANES {
+                            let u = x[l] * s[l] + o[l];
+                            out[l] = u * math::sigmoid(u);
+                        }
+                    } else {
+                        for l in 0..LANES {
+                            out[l] = x[l] * s[l] + o[l];
+                        }
+                    }
                 }
-            } else {
-                for c in 0..channels {
-                    out[c] = x[c] * scale[c] + offset[c];
+                first += LANES;
+            }
+            for c in first..channels {
+                for (out, x) in out.chunks_exact_mut(channels).zip(x.chunks_exact(channels)) {
+                    let u = x[c] * scale[c] + offset[c];
+                    out[c] = if swish { u * math::sigmoid(u) } else { u };
                 }
             }
         }
     }
+}
+
+/// Sixteen values that stay in a register.
+#[inline(always)]
+fn lanes(values: &[f32], first: usize) -> [f32; LANES] {
+    let mut out = [0.0; LANES];
+    out.copy_from_slice(&values[first..first + LANES]);
+    out
 }
 
 multiversion! {
@@ -260,8 +282,8 @@ multiversion! {
         for (dy, x) in dy.chunks_mut(BLOCK * channels).zip(x.chunks(BLOCK * channels)) {
             let mut first = 0;
             while first + LANES <= channels {
-                let lane = |v: &[f32]| -> [f32; LANES] { std::array::from_fn(|l| v[first + l]) };
-                let (m, i, g, b) = (lane(mean), lane(inverse), lane(gain), lane(shift));
+                let (m, i) = (lanes(mean, first), lanes(inverse, first));
+                let (g, b) = (lanes(gain, first), lanes(shift, first));
                 let mut s = [0.0f32; LANES];
                 let mut q = [0.0f32; LANES];
                 for (dy, x) in dy.chunks_exact_mut(channels).zip(x.chunks_exact(channels)) {
@@ -313,15 +335,27 @@ multiversion! {
         dx: &mut [f32],
     ) {
         let channels = f0.len();
-        let pixels = dx.chunks_exact_mut(channels).zip(x.chunks_exact(channels)).zip(du.chunks_exact(channels));
-        for ((dx, x), du) in pixels {
-            if accumulate {
-                for c in 0..channels {
-                    dx[c] += du[c] * f0[c] + (x[c] * f1[c] + f2[c]);
+        let blocks = dx.chunks_mut(BLOCK * channels).zip(x.chunks(BLOCK * channels)).zip(du.chunks(BLOCK * channels));
+        for ((dx, x), du) in blocks {
+            let mut first = 0;
+            while first + LANES <= channels {
+                let (a, b, c) = (lanes(f0, first), lanes(f1, first), lanes(f2, first));
+                let lines = dx.chunks_exact_mut(channels).zip(x.chunks_exact(channels)).zip(du.chunks_exact(channels));
+                for ((dx, x), du) in lines {
+                    let range = first..first + LANES;
+                    let (dx, x, du) = (&mut dx[range.clone()], &x[range.clone()], &du[range]);
+                    for l in 0..LANES {
+                        let value = du[l] * a[l] + (x[l] * b[l] + c[l]);
+                        dx[l] = if accumulate { dx[l] + value } else { value };
+                    }
                 }
-            } else {
-                for c in 0..channels {
-                    dx[c] = du[c] * f0[c] + (x[c] * f1[c] + f2[c]);
+                first += LANES;
+            }
+            for c in first..channels {
+                let lines = dx.chunks_exact_mut(channels).zip(x.chunks_exact(channels)).zip(du.chunks_exact(channels));
+                for ((dx, x), du) in lines {
+                    let value = du[c] * f0[c] + (x[c] * f1[c] + f2[c]);
+                    dx[c] = if accumulate { dx[c] + value } else { value };
                 }
             }
         }
