@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use engine::Device;
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensorError, SafeTensors};
+use serde::{Deserialize, Serialize};
 
 use crate::{Agent, AgentConfig, Network, Perceptual};
 
@@ -16,6 +17,18 @@ pub const AGENT_FILE: &str = "agent.safetensors";
 
 const FORMAT: &str = "iris-agent";
 const VERSION: u32 = 1;
+
+/// What the metadata says.
+#[derive(Serialize, Deserialize)]
+struct Header {
+    version: u32,
+    config: AgentConfig,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
+}
 
 /// One variant per way a checkpoint can be bad.
 #[derive(Debug, thiserror::Error)]
@@ -26,8 +39,8 @@ pub enum CheckpointError {
     #[error("{path} is not a readable safetensors file ({reason}); it may be cut off or damaged")]
     NotSafetensors { path: PathBuf, reason: String },
 
-    #[error("{path} is a safetensors file, but not an agent of this program (its metadata lacks `{key}`)")]
-    NotAnAgent { path: PathBuf, key: &'static str },
+    #[error("{path} is a safetensors file, but not an agent of this program (its metadata lacks `{FORMAT}`)")]
+    NotAnAgent { path: PathBuf },
 
     #[error("{path} has format version {found}; this program reads up to {VERSION}: use a newer one")]
     TooNew { path: PathBuf, found: u32 },
@@ -88,13 +101,10 @@ impl Agent {
             }
         }
         let path = folder.join(AGENT_FILE);
-        let config = serde_json::to_string(&self.config)
+        let header = serde_json::to_string(&Header { version: VERSION, config: self.config.clone() })
             .map_err(|e| CheckpointError::BadConfig { path: path.clone(), reason: e.to_string() })?;
-        let metadata = HashMap::from([
-            ("format".to_string(), FORMAT.to_string()),
-            ("version".to_string(), VERSION.to_string()),
-            ("config".to_string(), config),
-        ]);
+        // One entry: a map of several would be written in a different order every time.
+        let metadata = HashMap::from([(FORMAT.to_string(), header)]);
         write_safetensors(&path, &tensors, Some(metadata))?;
         Ok(path)
     }
@@ -110,19 +120,16 @@ impl Agent {
         let (_, header) = SafeTensors::read_metadata(&bytes).map_err(unreadable)?;
         let file = SafeTensors::deserialize(&bytes).map_err(unreadable)?;
         let metadata = header.metadata().clone().unwrap_or_default();
-        let key = |key: &'static str| {
-            metadata.get(key).ok_or_else(|| CheckpointError::NotAnAgent { path: path.clone(), key })
+        let Some(header) = metadata.get(FORMAT) else {
+            return Err(CheckpointError::NotAnAgent { path });
         };
-        if key("format")? != FORMAT {
-            return Err(CheckpointError::NotAnAgent { path, key: "format" });
-        }
-        let version = key("version")?.parse().unwrap_or(u32::MAX);
-        if version > VERSION {
-            return Err(CheckpointError::TooNew { path, found: version });
-        }
         let bad_config = |reason: String| CheckpointError::BadConfig { path: path.clone(), reason };
-        let config: AgentConfig =
-            serde_json::from_str(key("config")?).map_err(|e| bad_config(e.to_string()))?;
+        // The version first: a newer config may not be readable.
+        let version: Version = serde_json::from_str(header).map_err(|e| bad_config(e.to_string()))?;
+        if version.version > VERSION {
+            return Err(CheckpointError::TooNew { path, found: version.version });
+        }
+        let Header { config, .. } = serde_json::from_str(header).map_err(|e| bad_config(e.to_string()))?;
         config.validate().map_err(bad_config)?;
         let agent = Agent::within(device, &config, 0, bytes.len() / 4)?;
         let has_perceptual = file.names().iter().any(|name| name.starts_with("tokenizer.lpips."));
@@ -175,6 +182,11 @@ impl Entry {
         Entry { dtype: Dtype::F32, shape, bytes: values.iter().flat_map(|v| v.to_le_bytes()).collect() }
     }
 
+    pub fn counts(values: &[i32]) -> Entry {
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        Entry { dtype: Dtype::I32, shape: vec![values.len()], bytes }
+    }
+
     pub fn integers(values: &[usize]) -> Entry {
         let bytes = values.iter().flat_map(|&v| (v as i64).to_le_bytes()).collect();
         Entry { dtype: Dtype::I64, shape: vec![values.len()], bytes }
@@ -206,7 +218,7 @@ pub(crate) fn write_safetensors(
 }
 
 /// Writes a file beside its place, makes sure it is on disk, and puts it there in one step: whoever looks sees the old one or the new one.
-fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(".partial");
     let partial = path.with_file_name(name);

@@ -326,11 +326,8 @@ fn an_agent_survives_saving_and_loading() {
         bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
         load(&bytes)
     };
-    assert!(matches!(
-        edit(r#""iris-agent""#, r#""other-prog""#),
-        CheckpointError::NotAnAgent { key: "format", .. }
-    ));
-    assert!(matches!(edit(r#""version":"1""#, r#""version":"2""#), CheckpointError::TooNew { found: 2, .. }));
+    assert!(matches!(edit(r#""iris-agent""#, r#""other-prog""#), CheckpointError::NotAnAgent { .. }));
+    assert!(matches!(edit(r#"\"version\":1"#, r#"\"version\":2"#), CheckpointError::TooNew { found: 2, .. }));
     let error = edit("actor_critic.conv1.bias", "actor_critic.conv9.bias");
     assert!(error.to_string().ends_with("entry `actor_critic.conv1.bias` is missing"), "{error}");
     let error = edit(r#"\"actions\":5"#, r#"\"actions\":6"#);

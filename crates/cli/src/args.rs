@@ -16,6 +16,8 @@ pub struct Args {
 pub enum Command {
     /// Train an agent.
     Train(TrainArgs),
+    /// Play whole games with a trained agent.
+    Eval(EvalArgs),
     /// Turn a checkpoint of the reference release (PyTorch) into an agent.
     Import(ImportArgs),
     /// Write an agent with the names and shapes of the reference release, for PyTorch.
@@ -45,9 +47,35 @@ pub struct TrainArgs {
     #[arg(long)]
     pub seed: Option<u64>,
 
-    /// Folder of the run.
+    /// Folder of the run; by default a new one under `runs`.
     #[arg(long)]
     pub out: Option<PathBuf>,
+
+    /// Continue the run in this folder from its last finished epoch; its config is kept.
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["overrides", "preset", "config", "env", "seed", "out"])]
+    pub resume: Option<PathBuf>,
+
+    /// Worker threads; one per core if not given. The result does not depend on it.
+    #[arg(long)]
+    pub threads: Option<usize>,
+}
+
+/// Plays whole games with the newest checkpoint of a run and prints the returns as JSON.
+#[derive(clap::Args)]
+pub struct EvalArgs {
+    /// Folder of the run.
+    pub run: PathBuf,
+
+    /// Games to play.
+    #[arg(long, default_value_t = 100)]
+    pub episodes: usize,
+
+    /// Temperature the policy samples at; 0 always takes the best action.
+    #[arg(long, default_value_t = 0.5)]
+    pub temperature: f32,
+
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
 
     /// Worker threads; one per core if not given. The result does not depend on it.
     #[arg(long)]

@@ -4,6 +4,7 @@ mod args;
 mod bench;
 mod config;
 mod convert;
+mod eval;
 mod train;
 
 use std::process::ExitCode;
@@ -13,6 +14,7 @@ use clap::Parser;
 fn main() -> ExitCode {
     let result = match args::Args::parse().command {
         args::Command::Train(args) => train::run(args),
+        args::Command::Eval(args) => eval::run(args),
         args::Command::Import(args) => convert::import(args),
         args::Command::Export(args) => convert::export(args),
         args::Command::Bench(args) => bench::run(args),

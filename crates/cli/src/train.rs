@@ -1,69 +1,150 @@
 //! `iris train`: a run from its config to its end, with progress.
 
 use std::collections::HashMap;
+use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use agent::train::{Observer, TrainError, Trainer, train};
-use agent::{Agent, Replay, Table};
-use anyhow::Result;
+use agent::train::{Observer, Run, TrainError, Trainer, train};
+use anyhow::{Context, Result};
 use engine::Device;
+use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::TrainArgs;
 use crate::config;
 
 pub fn run(args: TrainArgs) -> Result<()> {
+    let device = Device::cpu(args.threads)?;
+    let (run, mut trainer) = match &args.resume {
+        Some(folder) => Run::resume(&device, folder, |warning| eprintln!("warning: {warning}"))?,
+        None => create(&args, &device)?,
+    };
+    let first = trainer.epoch;
+    eprintln!("{} in {}", trainer.config.env, run.folder().display());
+    let mut watch = Watch::new(run)?;
+    train(&mut trainer, &mut watch)?;
+    watch.summary(&trainer, first);
+    Ok(())
+}
+
+fn create(args: &TrainArgs, device: &Device) -> Result<(Run, Trainer)> {
     let mut overrides = args.overrides.clone();
     overrides.extend(args.env.iter().map(|env| format!("env={env}")));
     overrides.extend(args.seed.iter().map(|seed| format!("seed={seed}")));
     let mut config = config::resolve(&args.preset, args.config.as_deref(), &overrides)?;
-    let device = Device::cpu(args.threads)?;
-    let game = envs::Game::find(&config.env)?;
-    config.agent.actions = game.make().action_names().len();
-    let out = args
-        .out
-        .clone()
-        .unwrap_or_else(|| PathBuf::from("runs").join(&config.env).join(format!("seed{}", config.seed)));
-    let frame_bytes = config.agent.tokenizer.frame_size * config.agent.tokenizer.frame_size * 3;
-    let replay = Replay::open(&out.join("replay"), frame_bytes, config.replay.max_steps, Table::default())?;
-    let agent = Agent::new(&device, &config.agent, config.seed)?;
-    let mut trainer = Trainer::new(&device, config, agent, replay, 0)?;
-    let mut watch =
-        Watch { started: Instant::now(), phase: "", since: Instant::now(), seconds: HashMap::new() };
-    train(&mut trainer, &mut watch)?;
-    Ok(())
+    config.agent.actions = envs::Game::find(&config.env)?.make().action_names().len();
+    let folder = args.out.clone().unwrap_or_else(|| {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        PathBuf::from("runs").join(&config.env).join(format!("{now}-seed{}", config.seed))
+    });
+    let text = toml::to_string(&config)?;
+    let (run, trainer) = Run::create(device, config, &folder)?;
+    let path = folder.join("config.toml");
+    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok((run, trainer))
 }
 
+/// Shows progress, saves epochs, and stops the run when the user asks for it.
 struct Watch {
+    run: Run,
     started: Instant,
-    phase: &'static str,
+    stop: Arc<AtomicBool>,
+    bar: Option<(&'static str, ProgressBar)>,
     since: Instant,
     seconds: HashMap<&'static str, f64>,
+    last: Vec<(String, f64)>,
+}
+
+impl Watch {
+    fn new(run: Run) -> Result<Watch> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let flag = stop.clone();
+        ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))
+            .context("cannot listen for Ctrl-C")?;
+        let now = Instant::now();
+        Ok(Watch {
+            run,
+            started: now,
+            stop,
+            bar: None,
+            since: now,
+            seconds: HashMap::new(),
+            last: Vec::new(),
+        })
+    }
+
+    fn metric(&self, name: &str) -> Option<f64> {
+        self.last.iter().find(|(n, _)| n == name).map(|(_, value)| *value)
+    }
+
+    fn summary(&self, trainer: &Trainer, first: usize) {
+        let (game, epochs) = (trainer.game(), trainer.epoch - first);
+        println!(
+            "{epochs} epochs in {:.0} s, {} steps of {}",
+            self.started.elapsed().as_secs_f64(),
+            trainer.replay.table().records,
+            game.name
+        );
+        if let (Some(score), Some(progress)) =
+            (self.metric("evaluation/return"), self.metric("evaluation/progress"))
+        {
+            println!(
+                "final evaluation: return {score:.2} (random {:.2}, perfect {:.2}): {:.1}% of the way",
+                game.random,
+                game.perfect,
+                100.0 * progress
+            );
+        }
+        println!("next: iris eval {}", self.run.folder().display());
+    }
 }
 
 impl Observer for Watch {
-    fn progress(&mut self, phase: &'static str, _done: usize, _total: usize) -> bool {
+    fn progress(&mut self, phase: &'static str, done: usize, total: usize) -> bool {
         let now = Instant::now();
         *self.seconds.entry(phase).or_default() += (now - self.since).as_secs_f64();
-        (self.phase, self.since) = (phase, now);
-        true
+        self.since = now;
+        if std::io::stderr().is_terminal() {
+            if self.bar.as_ref().is_none_or(|(p, _)| *p != phase) {
+                let style = ProgressStyle::with_template("{msg:12} {bar:30} {pos}/{len} {per_sec} {eta}");
+                let bar = ProgressBar::new(total as u64).with_message(phase);
+                self.bar = Some((phase, style.map_or(bar.clone(), |style| bar.with_style(style))));
+            }
+            if let Some((_, bar)) = &self.bar {
+                bar.set_position(done as u64);
+            }
+        }
+        if done == total
+            && let Some((_, bar)) = self.bar.take()
+        {
+            bar.finish_and_clear();
+        }
+        !self.stop.load(Ordering::Relaxed)
     }
 
     fn epoch_done(&mut self, trainer: &mut Trainer, metrics: &[(String, f64)]) -> Result<(), TrainError> {
-        let short: Vec<String> = metrics
-            .iter()
-            .filter(|(n, _)| !n.contains("total") && !n.contains("collection/ep"))
-            .map(|(n, v)| format!("{}={v:.3}", n.rsplit('/').next().unwrap_or(n)))
-            .collect();
-        eprintln!(
-            "epoch {:3} {:5.0}s {}",
+        self.run.save(trainer, metrics).map_err(|e| TrainError::Save(e.to_string()))?;
+        self.last = metrics.to_vec();
+        let mut line = format!(
+            "epoch {}/{}  {:.0} s",
             trainer.epoch,
-            self.started.elapsed().as_secs_f64(),
-            short.join(" ")
+            trainer.config.epochs,
+            self.started.elapsed().as_secs_f64()
         );
-        let mut phases: Vec<_> = self.seconds.iter().map(|(n, s)| format!("{n} {s:.1}")).collect();
-        phases.sort();
-        eprintln!("      {}", phases.join(", "));
+        let shown = [
+            ("tokenizer/train/total_loss", "tokenizer"),
+            ("world_model/train/total_loss", "world model"),
+            ("actor_critic/train/imagined_reward_per_step", "dreamt reward"),
+            ("evaluation/return", "return"),
+        ];
+        for (name, short) in shown {
+            if let Some(value) = self.metric(name) {
+                line += &format!("  {short} {value:.3}");
+            }
+        }
+        eprintln!("{line}");
         Ok(())
     }
 }

@@ -2,6 +2,7 @@
 
 mod cache;
 mod config;
+mod run;
 
 use engine::{Adam, Buffer, Device, Key, Lstm, Rng, Stepper, Tensor};
 use envs::{Env, Game};
@@ -10,6 +11,8 @@ pub use config::{
     ActorCriticTraining, CollectionConfig, EvaluationConfig, ReplayConfig, Schedule, TokenizerTraining,
     TrainConfig, WorldModelTraining,
 };
+
+pub use run::{Run, RunError};
 
 use crate::player::episode_seed;
 use crate::replay::{Record, Replay, ReplayError, Segment};
@@ -26,6 +29,8 @@ pub enum TrainError {
     Replay(#[from] ReplayError),
     #[error(transparent)]
     Play(#[from] PlayError),
+    #[error("cannot save the run: {0}")]
+    Save(String),
     #[error("stopped; the same command with --resume continues from the last finished epoch")]
     Interrupted,
 }

@@ -1,0 +1,229 @@
+//! A run's folder: its config, what it measured, what it has seen, and checkpoints that continue it to the bit.
+//!
+//! ```text
+//! config.toml            the resolved config
+//! metrics.jsonl          one line per epoch
+//! replay/                see `Replay`
+//! checkpoints/000012/    all state after 12 epochs; the last two are kept
+//! ```
+
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use engine::Device;
+use safetensors::SafeTensors;
+use serde::{Deserialize, Serialize};
+
+use super::{TrainConfig, TrainError, Trainer};
+use crate::Agent;
+use crate::checkpoint::{CheckpointError, Entry, io, write_atomically, write_safetensors};
+use crate::replay::{Replay, ReplayError, Table};
+
+/// Checkpoints that are kept.
+const KEPT: usize = 2;
+const VERSION: u32 = 1;
+
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    Replay(#[from] ReplayError),
+    #[error(transparent)]
+    Train(#[from] Box<TrainError>),
+    #[error("{path} already holds a run: continue it with --resume, or choose another folder")]
+    Exists { path: PathBuf },
+    #[error("{path} holds no checkpoint that can be continued{}", reason.as_ref().map_or(String::new(), |r| format!(": {r}")))]
+    NothingToResume { path: PathBuf, reason: Option<String> },
+}
+
+type Result<T, E = RunError> = std::result::Result<T, E>;
+
+/// What a checkpoint holds beside the networks.
+#[derive(Serialize, Deserialize)]
+struct State {
+    version: u32,
+    epoch: usize,
+    config: TrainConfig,
+    replay: Table,
+    /// Length of the metrics file: lines after it belong to an epoch that was not finished.
+    metrics_bytes: u64,
+}
+
+pub struct Run {
+    folder: PathBuf,
+}
+
+impl Run {
+    /// Starts a run in a new folder.
+    pub fn create(device: &Device, config: TrainConfig, folder: &Path) -> Result<(Run, Trainer)> {
+        if folder.join("checkpoints").exists() {
+            return Err(RunError::Exists { path: folder.into() });
+        }
+        let run = Run { folder: folder.into() };
+        std::fs::create_dir_all(folder.join("checkpoints")).map_err(|e| io("create", folder, e))?;
+        let agent = Agent::new(device, &config.agent, config.seed).map_err(CheckpointError::from)?;
+        let replay = run.open_replay(&config, Table::default())?;
+        let trainer = Trainer::new(device, config, agent, replay, 0).map_err(Box::new)?;
+        Ok((run, trainer))
+    }
+
+    /// Continues the run in `folder` from its newest checkpoint that can be read. `warn` hears about one that cannot.
+    pub fn resume(device: &Device, folder: &Path, mut warn: impl FnMut(String)) -> Result<(Run, Trainer)> {
+        let run = Run { folder: folder.into() };
+        let mut reason = None;
+        for checkpoint in run.checkpoints()?.into_iter().rev() {
+            match run.load(device, &checkpoint) {
+                Ok(trainer) => return Ok((run, trainer)),
+                Err(error) => {
+                    warn(format!("{error}; trying the checkpoint before it"));
+                    reason.get_or_insert(error.to_string());
+                }
+            }
+        }
+        Err(RunError::NothingToResume { path: folder.into(), reason })
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The agent of the newest checkpoint of a run.
+    pub fn newest_agent(device: &Device, folder: &Path) -> Result<(TrainConfig, Agent)> {
+        let run = Run { folder: folder.into() };
+        let Some(newest) = run.checkpoints()?.pop() else {
+            return Err(RunError::NothingToResume { path: folder.into(), reason: None });
+        };
+        let state = read_state(&newest)?;
+        Ok((state.config, Agent::load(device, &newest)?.0))
+    }
+
+    fn open_replay(&self, config: &TrainConfig, table: Table) -> Result<Replay> {
+        let size = config.agent.tokenizer.frame_size;
+        Ok(Replay::open(&self.folder.join("replay"), size * size * 3, config.replay.max_steps, table)?)
+    }
+
+    /// Finished checkpoints, oldest first.
+    fn checkpoints(&self) -> Result<Vec<PathBuf>> {
+        let folder = self.folder.join("checkpoints");
+        let Ok(entries) = std::fs::read_dir(&folder) else { return Ok(Vec::new()) };
+        let mut found: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
+        found.retain(|path| {
+            path.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.bytes().all(|b| b.is_ascii_digit()))
+        });
+        found.sort();
+        Ok(found)
+    }
+
+    fn load(&self, device: &Device, checkpoint: &Path) -> Result<Trainer> {
+        let state = read_state(checkpoint)?;
+        let (agent, _) = Agent::load(device, checkpoint)?;
+        read_optimisers(&agent, &checkpoint.join("optimisers.safetensors"))?;
+        let metrics = self.folder.join("metrics.jsonl");
+        let cut = OpenOptions::new().create(true).write(true).truncate(false).open(&metrics);
+        cut.and_then(|file| file.set_len(state.metrics_bytes)).map_err(|e| io("cut back", &metrics, e))?;
+        let replay = self.open_replay(&state.config, state.replay)?;
+        Ok(Trainer::new(device, state.config, agent, replay, state.epoch).map_err(Box::new)?)
+    }
+
+    /// Appends the epoch's metrics and writes a checkpoint; it is there whole or not at all.
+    pub fn save(&self, trainer: &mut Trainer, metrics: &[(String, f64)]) -> Result<()> {
+        let metrics_bytes = self.append_metrics(trainer.epoch, metrics)?;
+        trainer.replay.flush()?;
+        let folder = self.folder.join("checkpoints");
+        let (partial, done) = (folder.join("partial"), folder.join(format!("{:06}", trainer.epoch)));
+        // What a crash left of an earlier attempt.
+        let _ = std::fs::remove_dir_all(&partial);
+        trainer.agent.save(None, &partial)?;
+        write_optimisers(&trainer.agent, &partial.join("optimisers.safetensors"))?;
+        let state = State {
+            version: VERSION,
+            epoch: trainer.epoch,
+            config: trainer.config.clone(),
+            replay: trainer.replay.table().clone(),
+            metrics_bytes,
+        };
+        let path = partial.join("state.json");
+        let text = serde_json::to_string(&state)
+            .map_err(|e| CheckpointError::BadConfig { path: path.clone(), reason: e.to_string() })?;
+        write_atomically(&path, text.as_bytes())?;
+        let _ = std::fs::remove_dir_all(&done);
+        std::fs::rename(&partial, &done).map_err(|e| io("write", &done, e))?;
+        let checkpoints = self.checkpoints()?;
+        for old in &checkpoints[..checkpoints.len().saturating_sub(KEPT)] {
+            std::fs::remove_dir_all(old).map_err(|e| io("remove", old, e))?;
+        }
+        Ok(())
+    }
+
+    fn append_metrics(&self, epoch: usize, metrics: &[(String, f64)]) -> Result<u64> {
+        let path = self.folder.join("metrics.jsonl");
+        let mut line = serde_json::Map::from_iter([("epoch".to_string(), epoch.into())]);
+        line.extend(metrics.iter().map(|(name, value)| (name.clone(), (*value).into())));
+        let text = format!("{}\n", serde_json::Value::Object(line));
+        let append = || -> std::io::Result<u64> {
+            let mut file = OpenOptions::new().create(true).append(true).open(&path)?;
+            file.write_all(text.as_bytes())?;
+            file.sync_data()?;
+            Ok(file.metadata()?.len())
+        };
+        Ok(append().map_err(|e| io("write", &path, e))?)
+    }
+}
+
+fn read_state(checkpoint: &Path) -> Result<State> {
+    let path = checkpoint.join("state.json");
+    let text = std::fs::read_to_string(&path).map_err(|e| io("read", &path, e))?;
+    let state: State = serde_json::from_str(&text)
+        .map_err(|e| CheckpointError::BadConfig { path: path.clone(), reason: e.to_string() })?;
+    match state.version > VERSION {
+        true => Err(CheckpointError::TooNew { path, found: state.version }.into()),
+        false => Ok(state),
+    }
+}
+
+/// Adam's state of every network, by name.
+fn optimiser_states(agent: &Agent) -> impl Iterator<Item = (String, &engine::Buffer)> {
+    agent.networks(None).into_iter().flat_map(|(prefix, network)| {
+        network
+            .params
+            .optimiser_state()
+            .into_iter()
+            .map(move |(name, buffer)| (format!("{prefix}.{name}"), buffer))
+    })
+}
+
+fn write_optimisers(agent: &Agent, path: &Path) -> Result<()> {
+    let mut entries = BTreeMap::new();
+    for (name, buffer) in optimiser_states(agent) {
+        let shape = buffer.shape().dims().to_vec();
+        let entry = match buffer.dtype() {
+            engine::DType::I32 => Entry::counts(&buffer.read::<i32>().map_err(CheckpointError::from)?),
+            _ => Entry::floats(shape, &buffer.read::<f32>().map_err(CheckpointError::from)?),
+        };
+        entries.insert(name, entry);
+    }
+    Ok(write_safetensors(path, &entries, None)?)
+}
+
+fn read_optimisers(agent: &Agent, path: &Path) -> Result<()> {
+    let bytes = std::fs::read(path).map_err(|e| io("read", path, e))?;
+    let file = SafeTensors::deserialize(&bytes)
+        .map_err(|e| CheckpointError::NotSafetensors { path: path.into(), reason: e.to_string() })?;
+    for (name, buffer) in optimiser_states(agent) {
+        let Ok(tensor) = file.tensor(&name) else {
+            return Err(CheckpointError::Missing { path: path.into(), name }.into());
+        };
+        let words = tensor.data().as_chunks::<4>().0;
+        let written = match buffer.dtype() {
+            engine::DType::I32 => {
+                buffer.write(&words.iter().map(|w| i32::from_le_bytes(*w)).collect::<Vec<_>>())
+            }
+            _ => buffer.write(&words.iter().map(|w| f32::from_le_bytes(*w)).collect::<Vec<_>>()),
+        };
+        written.map_err(CheckpointError::from)?;
+    }
+    Ok(())
+}

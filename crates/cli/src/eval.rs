@@ -1,0 +1,39 @@
+//! `iris eval`: whole games with a trained agent.
+
+use agent::Player;
+use agent::train::Run;
+use anyhow::{Result, bail};
+use engine::{Device, Key};
+
+use crate::args::EvalArgs;
+
+pub fn run(args: EvalArgs) -> Result<()> {
+    if args.episodes == 0 {
+        bail!("--episodes must be at least 1");
+    }
+    let device = Device::cpu(args.threads)?;
+    let (config, agent) = Run::newest_agent(&device, &args.run)?;
+    let game = envs::Game::find(&config.env)?;
+    let mut player = Player::new(&device, &agent, args.episodes.min(32));
+    let key = Key::new(args.seed, 1);
+    let returns = player.evaluate(&agent, &|| game.make(), args.episodes, args.temperature, key, |done| {
+        if done == args.episodes || done.is_multiple_of(32) {
+            eprintln!("{done} of {} games", args.episodes);
+        }
+    })?;
+    let count = returns.len() as f32;
+    let mean = returns.iter().sum::<f32>() / count;
+    let variance = returns.iter().map(|r| (r - mean).powi(2)).sum::<f32>() / (count - 1.0).max(1.0);
+    let result = serde_json::json!({
+        "env": config.env,
+        "episodes": args.episodes,
+        "temperature": args.temperature,
+        "seed": args.seed,
+        "mean": mean,
+        "standard_error": (variance / count).sqrt(),
+        "progress": game.progress(mean),
+        "returns": returns,
+    });
+    println!("{result}");
+    Ok(())
+}
