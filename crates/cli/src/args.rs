@@ -18,6 +18,10 @@ pub enum Command {
     Train(TrainArgs),
     /// Play whole games with a trained agent.
     Eval(EvalArgs),
+    /// List the games, with their rules and reference scores.
+    Envs,
+    /// Print the settings that `train` would use with the same arguments, as TOML.
+    Config(ConfigArgs),
     /// Turn a checkpoint of the reference release (PyTorch) into an agent.
     Import(ImportArgs),
     /// Write an agent with the names and shapes of the reference release, for PyTorch.
@@ -26,9 +30,9 @@ pub enum Command {
     Bench(BenchArgs),
 }
 
-/// Trains an agent from scratch: by default a small one on `arcade/catch`, in minutes.
+/// The settings of a run: a preset, then a file, then single changes, each on top of what came before.
 #[derive(clap::Args)]
-pub struct TrainArgs {
+pub struct ConfigArgs {
     /// Changes to the config, as key.sub=value.
     pub overrides: Vec<String>,
 
@@ -40,12 +44,20 @@ pub struct TrainArgs {
     #[arg(long)]
     pub config: Option<PathBuf>,
 
-    /// The game.
+    /// The game; the same as env=NAME.
     #[arg(long)]
     pub env: Option<String>,
 
+    /// The same as seed=NUMBER.
     #[arg(long)]
     pub seed: Option<u64>,
+}
+
+/// Trains an agent from scratch: by default a small one on `arcade/catch`, in minutes.
+#[derive(clap::Args)]
+pub struct TrainArgs {
+    #[command(flatten)]
+    pub config: ConfigArgs,
 
     /// Folder of the run; by default a new one under `runs`.
     #[arg(long)]

@@ -6,15 +6,29 @@ use agent::train::TrainConfig;
 use anyhow::{Context, Result, anyhow, bail};
 use toml::{Table, Value};
 
+use crate::args::ConfigArgs;
+
 /// Presets inside the binary.
-pub const PRESETS: [(&str, &str); 3] = [
-    ("tiny", include_str!("../presets/tiny.toml")),
-    ("atari-100k", include_str!("../presets/atari-100k.toml")),
-    ("atari-100k-64tokens", include_str!("../presets/atari-100k-64tokens.toml")),
-];
+const PRESETS: [(&str, &str); 1] = [("tiny", include_str!("../presets/tiny.toml"))];
+
+/// `iris config`: the settings as a file that `--config` takes.
+pub fn print(args: &ConfigArgs) -> Result<()> {
+    print!("{}", toml::to_string(&resolve(args)?)?);
+    Ok(())
+}
+
+/// What the arguments ask for, checked, with the game's number of actions.
+pub fn resolve(args: &ConfigArgs) -> Result<TrainConfig> {
+    let mut overrides = args.overrides.clone();
+    overrides.extend(args.env.iter().map(|env| format!("env={env}")));
+    overrides.extend(args.seed.iter().map(|seed| format!("seed={seed}")));
+    let mut config = combine(&args.preset, args.config.as_deref(), &overrides)?;
+    config.agent.actions = envs::Game::find(&config.env)?.make().action_names().len();
+    Ok(config)
+}
 
 /// A preset, then a file, then `key.sub=value` overrides, each on top of what came before.
-pub fn resolve(preset: &str, file: Option<&Path>, overrides: &[String]) -> Result<TrainConfig> {
+fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Result<TrainConfig> {
     let known = Value::try_from(TrainConfig::default())?;
     let text = PRESETS.iter().find(|(name, _)| *name == preset).map(|(_, text)| *text);
     let Some(text) = text else {
@@ -117,7 +131,11 @@ fn suggestion<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> String {
 
 fn validate(config: &TrainConfig) -> Result<()> {
     config.agent.validate().map_err(|reason| anyhow!("agent.{reason}"))?;
-    envs::Game::find(&config.env)?;
+    let (height, width) = envs::Game::find(&config.env)?.make().frame_size();
+    let size = config.agent.tokenizer.frame_size;
+    if (height, width) != (size, size) {
+        bail!("agent.tokenizer.frame_size is {size}, but {} draws {height}x{width} pixels", config.env);
+    }
     let positive = [
         ("epochs", config.epochs),
         ("collection.steps", config.collection.steps),

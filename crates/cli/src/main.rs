@@ -15,6 +15,16 @@ fn main() -> ExitCode {
     let result = match args::Args::parse().command {
         args::Command::Train(args) => train::run(args),
         args::Command::Eval(args) => eval::run(args),
+        args::Command::Envs => {
+            for game in &envs::arcade::GAMES {
+                println!(
+                    "{:<16} random {:5.2}, perfect {:5.2}   {}",
+                    game.name, game.random, game.perfect, game.rules
+                );
+            }
+            Ok(())
+        }
+        args::Command::Config(args) => config::print(&args),
         args::Command::Import(args) => convert::import(args),
         args::Command::Export(args) => convert::export(args),
         args::Command::Bench(args) => bench::run(args),

@@ -30,11 +30,7 @@ pub fn run(args: TrainArgs) -> Result<()> {
 }
 
 fn create(args: &TrainArgs, device: &Device) -> Result<(Run, Trainer)> {
-    let mut overrides = args.overrides.clone();
-    overrides.extend(args.env.iter().map(|env| format!("env={env}")));
-    overrides.extend(args.seed.iter().map(|seed| format!("seed={seed}")));
-    let mut config = config::resolve(&args.preset, args.config.as_deref(), &overrides)?;
-    config.agent.actions = envs::Game::find(&config.env)?.make().action_names().len();
+    let config = config::resolve(&args.config)?;
     let folder = args.out.clone().unwrap_or_else(|| {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         PathBuf::from("runs").join(&config.env).join(format!("{now}-seed{}", config.seed))

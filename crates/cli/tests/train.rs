@@ -179,6 +179,7 @@ fn nonsense_is_answered_with_one_line_that_helps() {
             .contains("agent.world_model.heads is 3, which does not divide")
     );
     assert!(refused(&["actor_critic.horizon=9"]).contains("actor_critic.horizon is 9, but must be from 2"));
+    assert!(refused(&["agent.tokenizer.frame_size=64"]).contains("arcade/catch draws 32x32 pixels"));
     assert!(refused(&["--env", "arcade/cacth"]).contains("Did you mean `arcade/catch`?"));
     assert!(refused(&["--preset", "tinny"]).contains("Did you mean `tiny`?"));
     assert!(refused(&["--config", "no/such/file.toml"]).contains("cannot read no/such/file.toml"));
@@ -186,6 +187,27 @@ fn nonsense_is_answered_with_one_line_that_helps() {
     assert!(train(&run, &[]).status.success());
     let again = train(&run, &[]);
     assert!(!again.status.success() && stderr(&again).contains("already holds a run"), "{}", stderr(&again));
+}
+
+#[test]
+fn the_printed_config_is_one_that_train_takes() {
+    let scratch = Scratch::new("config");
+    let print = |arguments: &[&str]| {
+        let output = iris().arg("config").args(arguments).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let changed = print(&["collection.steps=7", "--env", "arcade/pong", "--seed", "5"]);
+    let file = scratch.0.join("changed.toml");
+    std::fs::write(&file, &changed).unwrap();
+    assert_eq!(print(&["--config", file.to_str().unwrap()]), changed);
+    assert!(
+        changed.contains("steps = 7")
+            && changed.contains("env = \"arcade/pong\"")
+            && changed.contains("seed = 5")
+    );
+    let games = String::from_utf8(iris().arg("envs").output().unwrap().stdout).unwrap();
+    assert!(["catch", "pong", "breakout", "freeway"].iter().all(|name| games.contains(name)), "{games}");
 }
 
 #[cfg(target_os = "linux")]
