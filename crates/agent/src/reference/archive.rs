@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use zip::ZipArchive;
 
-use super::pickle::{Kind, TensorSpec, read_state_dict};
+use super::pickle::read_state_dict;
+use super::storage::{Kind, TensorSpec};
 use crate::checkpoint::{CheckpointError, Result, io};
 
 /// An opened checkpoint: what it holds, read tensor by tensor.

@@ -5,6 +5,7 @@ mod export;
 mod import;
 mod layout;
 mod pickle;
+mod storage;
 
 pub use export::export;
 pub use import::import;
