@@ -165,6 +165,9 @@ fn bad_checkpoints_get_one_clear_line_and_leave_nothing() {
     edited(&bad, b"K\x03K\x05\x86", b"K\x01K\x05\x86");
     let error = import();
     assert!(error.contains("has shape") && error.contains("expected"), "{error}");
+    // A storage that claims more than its file holds: the codebook's 30 numbers as 255.
+    edited(&bad, b"K\x1et", b"K\xfft");
+    assert!(import().contains("is cut off"));
     // A storage that is not there.
     let entries: Vec<_> = unpack(&tiny()).into_iter().filter(|(name, _)| !name.ends_with("data/0")).collect();
     pack(&bad, &entries);

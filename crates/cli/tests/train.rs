@@ -96,6 +96,13 @@ fn a_run_goes_through_every_phase_and_can_be_evaluated() {
     let config = std::fs::read_to_string(run.join("config.toml")).unwrap();
     assert!(config.contains("actions = 3") && config.contains("steps = 50"), "{config}");
 
+    // The tiny preset's policy has parts that the reference release does not know.
+    let file = scratch.0.join("out.safetensors");
+    let export =
+        iris().arg("export").arg(run.join("checkpoints/000004")).arg("--out").arg(&file).output().unwrap();
+    assert!(!export.status.success() && !file.exists());
+    assert!(stderr(&export).contains("has nothing like actor_critic.skip"), "{}", stderr(&export));
+
     let evaluate = |seed: &str| {
         let output = iris().arg("eval").arg(&run).args(["--episodes", "5", "--seed", seed]).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
