@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Agent, AgentConfig, Network, Perceptual};
 
 /// The file's name inside an agent's folder.
-pub const AGENT_FILE: &str = "agent.safetensors";
+const AGENT_FILE: &str = "agent.safetensors";
 
 const FORMAT: &str = "iris-agent";
 const VERSION: u32 = 1;

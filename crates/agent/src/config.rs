@@ -124,8 +124,6 @@ pub struct TokenizerConfig {
     pub vocabulary: usize,
     /// Width of a codebook entry.
     pub embedding: usize,
-    /// Codebook entries start uniform in plus or minus this; 0 for one over their number, as in the paper.
-    pub codebook_init: f32,
 }
 
 impl Default for TokenizerConfig {
@@ -139,7 +137,6 @@ impl Default for TokenizerConfig {
             groups: 32,
             vocabulary: 512,
             embedding: 512,
-            codebook_init: 0.0,
         }
     }
 }

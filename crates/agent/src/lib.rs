@@ -17,7 +17,7 @@ pub mod train;
 mod world_model;
 
 pub use actor_critic::{ActorCritic, ActorCriticLosses, Policy, Returns, Sight};
-pub use checkpoint::{AGENT_FILE, CheckpointError};
+pub use checkpoint::CheckpointError;
 pub use config::{ActorCriticConfig, AgentConfig, TokenizerConfig, WorldModelConfig};
 pub use imagine::{Dreamer, Start, Trajectories};
 pub use layers::Network;

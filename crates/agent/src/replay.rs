@@ -92,12 +92,16 @@ impl Replay {
         let (frames, steps) =
             (open("frames.bin").map_err(fail("open"))?, open("steps.bin").map_err(fail("open"))?);
         for (file, bytes) in [(&frames, frame_bytes), (&steps, RECORD_BYTES)] {
-            let found = file.metadata().map_err(fail("read"))?.len() as usize / bytes;
+            let (len, wanted) =
+                (file.metadata().map_err(fail("read"))?.len(), (table.records * bytes) as u64);
+            let found = len as usize / bytes;
             if found < table.records {
                 let (path, expected) = (folder.to_path_buf(), table.records);
                 return Err(ReplayError::CutOff { path, expected, found });
             }
-            file.set_len((table.records * bytes) as u64).map_err(fail("cut back"))?;
+            if len != wanted {
+                file.set_len(wanted).map_err(fail("cut back"))?;
+            }
         }
         Ok(Replay { folder: folder.to_path_buf(), frames, steps, frame_bytes, max_steps, table })
     }

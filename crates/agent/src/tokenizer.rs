@@ -60,12 +60,12 @@ impl Tokenizer {
         let (channels, embedding) = (config.channels, config.embedding);
         let encoder = b.within("encoder", |b| Encoder::new(b, config))?;
         let pre_quant = b.conv1x1("pre_quant_conv", embedding, embedding)?;
-        let codebook_bound = match config.codebook_init {
-            0.0 => 1.0 / config.vocabulary as f32,
-            bound => bound,
-        };
-        let codebook =
-            b.embedding("embedding", config.vocabulary, embedding, Init::Uniform(codebook_bound))?;
+        let codebook = b.embedding(
+            "embedding",
+            config.vocabulary,
+            embedding,
+            Init::Uniform(1.0 / config.vocabulary as f32),
+        )?;
         let post_quant = b.conv1x1("post_quant_conv", embedding, embedding)?;
         let decoder = b.within("decoder", |b| Decoder::new(b, config, channels))?;
         let network = b.finish(device, "tokenizer", seed, limit)?;

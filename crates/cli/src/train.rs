@@ -93,6 +93,11 @@ impl Watch {
                 100.0 * progress
             );
         }
+        let mut phases: Vec<_> = self.seconds.iter().collect();
+        phases.sort_by(|a, b| b.1.total_cmp(a.1));
+        let phases: Vec<String> =
+            phases.iter().map(|(phase, seconds)| format!("{phase} {seconds:.0} s")).collect();
+        println!("time: {}", phases.join(", "));
         println!("next: iris eval {}", self.run.folder().display());
     }
 }

@@ -122,7 +122,6 @@ impl<'a> Shapes<'a> {
             groups: paper.tokenizer.groups.min(channels),
             vocabulary: self.size("tokenizer.embedding.weight", 2, 0)?,
             embedding: self.size("tokenizer.embedding.weight", 2, 1)?,
-            codebook_init: paper.tokenizer.codebook_init,
         };
         if resolutions == 0 || frame_size >> (resolutions - 1) == 0 {
             return Err(
