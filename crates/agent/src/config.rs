@@ -1,12 +1,13 @@
 //! The sizes of the networks. The defaults are the paper's; a tiny agent and the 64-token variant are other values of the same keys.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// All three networks.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentConfig {
-    /// Number of actions of the game.
+    /// Number of actions; taken from the game.
     pub actions: usize,
     pub tokenizer: TokenizerConfig,
     pub world_model: WorldModelConfig,
@@ -105,7 +106,7 @@ impl AgentConfig {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TokenizerConfig {
     /// Height and width of a frame in pixels.
@@ -153,12 +154,14 @@ impl TokenizerConfig {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorldModelConfig {
     /// L, the steps a sequence holds.
     pub steps: usize,
+    /// Transformer blocks.
     pub layers: usize,
+    /// Attention heads of a block.
     pub heads: usize,
     /// Width of an embedded token.
     pub width: usize,
@@ -174,7 +177,7 @@ impl Default for WorldModelConfig {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ActorCriticConfig {
     /// Channels of the convolutions; each is followed by a 2x2 max-pool.
