@@ -110,3 +110,21 @@ fn the_printed_config_is_one_that_train_takes() {
     let games = String::from_utf8(iris().arg("envs").output().unwrap().stdout).unwrap();
     assert!(["catch", "pong", "breakout", "freeway"].iter().all(|name| games.contains(name)), "{games}");
 }
+
+/// The README's example of a game of one's own, built beside the tests.
+#[test]
+fn a_game_of_ones_own_is_trained_like_the_others() {
+    let example =
+        std::path::Path::new(env!("CARGO_BIN_EXE_iris")).with_file_name("examples").join("own_game");
+    let scratch = Scratch::new("own");
+    let run = scratch.0.join("run");
+    let output = std::process::Command::new(example)
+        .args(["train", "--env", "my/lamp"])
+        .args(common::SMALL)
+        .arg("--out")
+        .arg(&run)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("steps of my/lamp"));
+}
