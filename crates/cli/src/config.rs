@@ -180,6 +180,15 @@ fn validate(config: &TrainConfig) -> Result<()> {
     if let Some((key, _)) = positive.iter().find(|(_, value)| *value == 0) {
         bail!("{key} must be at least 1");
     }
+    let shares = [
+        ("collection.epsilon", config.collection.epsilon),
+        ("tokenizer.perceptual_dropout", config.tokenizer.perceptual_dropout),
+        ("actor_critic.returns.gamma", config.actor_critic.returns.gamma),
+        ("actor_critic.returns.lambda", config.actor_critic.returns.lambda),
+    ];
+    if let Some((key, value)) = shares.iter().find(|(_, value)| !(0.0..=1.0).contains(value)) {
+        bail!("{key} is {value}, but must be from 0 to 1");
+    }
     if config.collection.epochs == 0 {
         bail!("collection.epochs must be at least 1: there is nothing to learn from otherwise");
     }

@@ -67,6 +67,9 @@ fn nonsense_is_answered_with_one_line_that_helps() {
     );
     assert!(refused(&["collection.steps=0"]).contains("collection.steps must be at least 1"));
     assert!(refused(&["collection=5"]).contains("`collection` is a table; set one of its keys"));
+    assert!(
+        refused(&["collection.epsilon=1.5"]).contains("collection.epsilon is 1.5, but must be from 0 to 1")
+    );
     assert!(refused(&["epochs"]).contains("`epochs` is not an override: write key.sub=value"));
     assert!(
         refused(&["agent.world_model.heads=3"])

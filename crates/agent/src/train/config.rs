@@ -136,14 +136,22 @@ pub struct TokenizerTraining {
     pub schedule: Schedule,
     /// Weight of the squared reconstruction error beside the absolute one.
     pub squared_weight: f32,
-    /// Whether the perceptual loss is on, over fixed random VGG16 features.
-    pub perceptual: bool,
+    /// The network of the perceptual loss: "random" for a VGG16 with fixed random weights, "none", or a folder that `iris import` made from a checkpoint of the
+    /// reference release, which holds the pretrained one.
+    pub perceptual: String,
+    /// Dropout on the perceptual network's features; the release leaves 0.5 on.
+    pub perceptual_dropout: f32,
 }
 
 impl Default for TokenizerTraining {
     fn default() -> TokenizerTraining {
         let schedule = Schedule { start_after: 5, batch: 256, ..Schedule::default() };
-        TokenizerTraining { schedule, squared_weight: 0.0, perceptual: true }
+        TokenizerTraining {
+            schedule,
+            squared_weight: 0.0,
+            perceptual: "random".into(),
+            perceptual_dropout: 0.0,
+        }
     }
 }
 

@@ -6,6 +6,8 @@ mod media;
 mod run;
 mod tensorboard;
 
+use std::path::{Path, PathBuf};
+
 use engine::{Adam, Buffer, Device, Key, Lstm, Rng, Stepper, Tensor};
 use envs::{Env, Game, Purpose};
 
@@ -18,7 +20,7 @@ pub use run::{Damaged, Run, RunError};
 
 use crate::player::episode_seed;
 use crate::replay::{Record, Replay, ReplayError, Segment};
-use crate::{Acting, Agent, Dreamer, Perceptual, PlayError, Player, WorldModelBatch};
+use crate::{Acting, Agent, CheckpointError, Dreamer, Perceptual, PlayError, Player, WorldModelBatch};
 use cache::Cache;
 
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +33,12 @@ pub enum TrainError {
     Replay(#[from] ReplayError),
     #[error(transparent)]
     Play(#[from] PlayError),
+    #[error("tokenizer.perceptual: {0}")]
+    Perceptual(#[from] CheckpointError),
+    #[error(
+        "tokenizer.perceptual: the agent in {path} has no perceptual network; use \"random\" or \"none\""
+    )]
+    NoPerceptual { path: PathBuf },
     #[error("cannot save the run: {0}")]
     Save(String),
     #[error("stopped; the same command with --resume continues from the last finished epoch")]
@@ -154,7 +162,12 @@ impl Trainer {
             ends: integers("end batch"),
             mask: integers("mask batch"),
         };
-        let perceptual = config.tokenizer.perceptual.then(|| Perceptual::random(device, 0.0)).transpose()?;
+        let dropout = config.tokenizer.perceptual_dropout;
+        let perceptual = match config.tokenizer.perceptual.as_str() {
+            "none" => None,
+            "random" => Some(Perceptual::random(device, dropout)?),
+            folder => Some(pretrained(device, Path::new(folder), dropout)?),
+        };
         let key = Key::new(config.seed, 0);
         Ok(Trainer {
             player: Player::new(device, &agent, 1),
@@ -434,6 +447,14 @@ impl Trainer {
             false => Err(TrainError::Interrupted),
         }
     }
+}
+
+/// The perceptual network that came with an imported agent.
+fn pretrained(device: &Device, folder: &Path, dropout: f32) -> Result<Perceptual> {
+    let (_, perceptual) = Agent::load(device, folder)?;
+    let mut perceptual = perceptual.ok_or_else(|| TrainError::NoPerceptual { path: folder.into() })?;
+    perceptual.dropout = dropout;
+    Ok(perceptual)
 }
 
 /// Plays the game that an unfinished episode belongs to again, up to where it was: from its last fresh start, over the lives lost since.
