@@ -28,6 +28,8 @@ pub enum Command {
     Export(ExportArgs),
     /// Time the paper-size networks on this machine.
     Bench(BenchArgs),
+    /// Compare agents: the paper's tables and figures, from score files and runs.
+    Report(ReportArgs),
 }
 
 /// The settings of a run: a preset, then a file, then single changes, each on top of what came before.
@@ -146,4 +148,51 @@ pub enum BenchCase {
     ActorCritic,
     /// 340 tokens decoded one by one with the key/value cache, batch 8.
     Decode,
+}
+
+/// Compares agents on the Atari 100k benchmark with the statistics of "Deep RL at the Edge of the Statistical Precipice".
+///
+/// Without arguments it reproduces the paper's table and figures from the published scores that come with the program. Each score file,
+/// {"Game": [score per run, ...]}, is an agent named after the file. Run folders, folders of runs, and outputs of `iris eval` together are
+/// one agent, a run counting with its last evaluation:
+///
+///     iris report                                    the paper
+///     iris report --agents all                       every published agent
+///     iris report mine.json --agents IRIS,STORM      your scores against two of them
+///     iris report runs --name mine                   your runs
+///
+/// Prints the tables, notes what to be careful about, and writes report.html (everything, works offline), report.json, table.md, table.tex,
+/// and each figure as SVG and PNG. docs/report.md explains every number.
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct ReportArgs {
+    /// Score files, outputs of `iris eval`, run folders, or folders that hold runs.
+    pub inputs: Vec<PathBuf>,
+
+    /// Published agents to show, separated by commas; also `all` and `none`. The paper's if not given.
+    #[arg(long, value_delimiter = ',', value_name = "A,B")]
+    pub agents: Option<Vec<String>>,
+
+    /// What to call the agent whose runs are given.
+    #[arg(long, default_value = "ours")]
+    pub name: String,
+
+    /// Folder for the files.
+    #[arg(long, default_value = "report", value_name = "DIR")]
+    pub out: PathBuf,
+
+    /// Bootstrap replicates of the aggregates; profiles use at most 2,000 of them, probabilities of improvement 1,000.
+    #[arg(long, default_value_t = 50_000)]
+    pub reps: usize,
+
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+
+    /// Random numbers: `fast`, or `numpy` for the intervals that rliable prints after np.random.seed(SEED).
+    #[arg(long, default_value = "fast")]
+    pub rng: report::Rng,
+
+    /// Games beyond the 26, as a file {"Game": [random, human]}.
+    #[arg(long, value_name = "FILE")]
+    pub references: Option<PathBuf>,
 }

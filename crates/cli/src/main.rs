@@ -5,6 +5,7 @@ mod bench;
 mod config;
 mod convert;
 mod eval;
+mod report;
 mod train;
 
 use std::process::ExitCode;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         args::Command::Import(args) => convert::import(args),
         args::Command::Export(args) => convert::export(args),
         args::Command::Bench(args) => bench::run(args),
+        args::Command::Report(args) => report::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -4,8 +4,12 @@
 
 mod agents;
 mod bootstrap;
+mod draw;
 mod error;
+mod figures;
+mod files;
 mod games;
+mod html;
 mod improvement;
 mod input;
 mod metrics;
@@ -14,8 +18,12 @@ mod report;
 mod resample;
 mod runs;
 mod scores;
+mod table;
+mod text;
 
 pub use error::ReportError;
+pub use files::write;
 pub use input::{Gathered, Request, gather};
 pub use report::{Report, Settings};
 pub use resample::Rng;
+pub use text::terminal;
