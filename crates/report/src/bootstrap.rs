@@ -1,39 +1,42 @@
 //! The stratified bootstrap: every run of every game is replaced by a random run of the same game.
 
+use std::ops::Range;
+
 use crate::metrics::{Aggregates, Metric, aggregates, median};
 use crate::resample::{Randomness, interval};
 
 /// An agent's normalised scores, laid out for drawing.
-pub struct Bootstrap<'a> {
-    games: Vec<&'a [f64]>,
-    /// The game of every draw: run by run, and game by game within a run, as numpy fills `(runs, games)`.
-    cells: Vec<u32>,
-    /// How many runs each draw chooses from.
+pub struct Bootstrap {
+    /// All runs, game by game.
+    scores: Vec<f64>,
+    /// Where each game's runs are among them.
+    games: Vec<Range<usize>>,
+    /// Runs in ascending order of their scores.
+    order: Vec<usize>,
+    /// The first run that each draw may choose, and how many there are.
+    firsts: Vec<usize>,
     bounds: Vec<u32>,
-    /// The place of each run among all sorted runs, per game.
-    ranks: Vec<Vec<u32>>,
-    sorted: Vec<f64>,
 }
 
-impl<'a> Bootstrap<'a> {
+impl Bootstrap {
     /// None where a game has a single run: resampling it would pretend to know its spread.
-    pub fn new(games: &[&'a [f64]]) -> Option<Bootstrap<'a>> {
+    pub fn new(games: &[&[f64]]) -> Option<Bootstrap> {
         if games.is_empty() || games.iter().any(|runs| runs.len() < 2) {
             return None;
         }
+        let scores = games.concat();
+        let mut end = 0;
+        let mut range = |runs: &&[f64]| {
+            let start = end;
+            end += runs.len();
+            start..end
+        };
+        let ranges: Vec<Range<usize>> = games.iter().map(&mut range).collect();
+        let mut order: Vec<usize> = (0..scores.len()).collect();
+        order.sort_by(|&a, &b| scores[a].total_cmp(&scores[b]));
         let (cells, bounds) = cells(games);
-        let mut order: Vec<(usize, usize)> = games
-            .iter()
-            .enumerate()
-            .flat_map(|(game, runs)| (0..runs.len()).map(move |run| (game, run)))
-            .collect();
-        order.sort_by(|a, b| games[a.0][a.1].total_cmp(&games[b.0][b.1]));
-        let mut ranks: Vec<Vec<u32>> = games.iter().map(|runs| vec![0; runs.len()]).collect();
-        for (rank, &(game, run)) in order.iter().enumerate() {
-            ranks[game][run] = rank as u32;
-        }
-        let sorted = order.iter().map(|&(game, run)| games[game][run]).collect();
-        Some(Bootstrap { games: games.to_vec(), cells, bounds, ranks, sorted })
+        let firsts = cells.iter().map(|&game| ranges[game as usize].start).collect();
+        Some(Bootstrap { scores, games: ranges, order, firsts, bounds })
     }
 
     /// Intervals of the four aggregates, from the same draws.
@@ -56,39 +59,36 @@ impl<'a> Bootstrap<'a> {
 
     /// As `metrics::aggregates`, but counting how often each run was drawn instead of sorting the draws.
     fn resampled(&self, draws: &[u32]) -> Aggregates<f64> {
-        let mut sums = vec![0.0; self.games.len()];
-        let mut clipped = 0.0;
-        for (&game, &run) in self.cells.iter().zip(draws) {
-            let score = self.games[game as usize][run as usize];
-            sums[game as usize] += score;
-            clipped += score.min(1.0);
-        }
-        for (sum, runs) in sums.iter_mut().zip(&self.games) {
-            *sum /= runs.len() as f64;
-        }
         let counts = self.counts(draws);
+        let game_mean = |game: &Range<usize>| {
+            let runs = self.scores[game.clone()].iter().zip(&counts[game.clone()]);
+            runs.map(|(score, &count)| score * count as f64).sum::<f64>() / game.len() as f64
+        };
+        let mut means: Vec<f64> = self.games.iter().map(game_mean).collect();
         let total = draws.len();
         let (first, last) = (total / 4, total - total / 4);
-        let (mut before, mut middle) = (0, 0.0);
-        for (&score, &count) in self.sorted.iter().zip(&counts) {
-            let after = before + count as usize;
+        let (mut before, mut middle, mut clipped) = (0, 0.0, 0.0);
+        for &run in &self.order {
+            let (score, count) = (self.scores[run], counts[run] as usize);
+            let after = before + count;
             let kept = after.min(last).saturating_sub(before.max(first));
             middle += score * kept as f64;
+            clipped += score.min(1.0) * count as f64;
             before = after;
         }
         Aggregates {
-            mean: sums.iter().sum::<f64>() / sums.len() as f64,
-            median: median(&mut sums),
+            mean: means.iter().sum::<f64>() / means.len() as f64,
+            median: median(&mut means),
             iqm: middle / (last - first) as f64,
             optimality_gap: 1.0 - clipped / total as f64,
         }
     }
 
-    /// How often each run was drawn, in the order of the sorted runs.
+    /// How often each run was drawn.
     fn counts(&self, draws: &[u32]) -> Vec<u32> {
-        let mut counts = vec![0; self.sorted.len()];
-        for (&game, &run) in self.cells.iter().zip(draws) {
-            counts[self.ranks[game as usize][run as usize] as usize] += 1;
+        let mut counts = vec![0; self.scores.len()];
+        for (&first, &run) in self.firsts.iter().zip(draws) {
+            counts[first + run as usize] += 1;
         }
         counts
     }
@@ -102,14 +102,14 @@ impl<'a> Bootstrap<'a> {
         thresholds: &[f64],
     ) -> Vec<[f64; 2]> {
         // Runs from here on are above the threshold.
-        let starts: Vec<usize> =
-            thresholds.iter().map(|tau| self.sorted.partition_point(|score| score <= tau)).collect();
+        let start = |tau: &f64| self.order.partition_point(|&run| self.scores[run] <= *tau);
+        let starts: Vec<usize> = thresholds.iter().map(start).collect();
         let results = randomness.replicates(purpose, &self.bounds, replicates, |draws| {
             let counts = self.counts(draws);
             let mut above = draws.len() as u32;
             let mut from = 0;
             let share = |&start: &usize| {
-                above -= counts[from..start].iter().sum::<u32>();
+                above -= self.order[from..start].iter().map(|&run| counts[run]).sum::<u32>();
                 from = start;
                 above as f64 / draws.len() as f64
             };
@@ -171,7 +171,7 @@ mod tests {
     fn resampled_is_aggregates_of_the_draws() {
         let games: [&[f64]; 3] = [&[0.1, 0.9, 0.9], &[2.0, -0.5], &[0.3, 1.5, 0.2]];
         let bootstrap = Bootstrap::new(&games).unwrap();
-        assert_eq!(bootstrap.cells, [0, 1, 2, 0, 1, 2, 0, 2]);
+        assert_eq!(bootstrap.firsts, [0, 3, 5, 0, 3, 5, 0, 5]);
         assert_eq!(bootstrap.bounds, [3, 2, 3, 3, 2, 3, 3, 3]);
         let result = bootstrap.resampled(&[1, 1, 0, 1, 1, 1, 0, 1]);
         let expected = aggregates(&[&[0.9, 0.9, 0.1], &[-0.5, -0.5], &[0.3, 1.5, 1.5]]);

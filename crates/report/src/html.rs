@@ -19,7 +19,7 @@ table{border-collapse:collapse;font-size:.86rem;font-variant-numeric:tabular-num
 th,td{padding:.18rem .6rem;text-align:right}th:first-child,td:first-child{text-align:left}
 thead th{border-bottom:1px solid var(--muted)}tbody tr:nth-child(even){background:var(--stripe)}
 tbody.summary tr:first-child td{border-top:1px solid var(--muted)}
-figure{margin:1rem 0}figure svg{max-width:100%;height:auto}
+figure{margin:1rem 0 2rem}figure svg{max-width:100%;height:auto}
 pre{overflow:auto;max-height:24rem;padding:.7rem;background:var(--stripe);font-size:.8rem}
 summary{cursor:pointer}
 ";
@@ -52,11 +52,11 @@ pub fn html(report: &Report, figures: &[Figure], json: &str) -> String {
     out.push_str("<h2>Aggregates</h2>\n<div class=\"wide\">");
     aggregates(&mut out, report);
     out.push_str("</div>\n");
+    out.push_str("<h2>Figures</h2>\n");
     for figure in figures {
         let _ = writeln!(
             out,
-            "<h2>{}</h2>\n<figure>\n{}<figcaption>{}</figcaption>\n</figure>",
-            escape(&figure.title),
+            "<figure>\n{}<figcaption>{}</figcaption>\n</figure>",
             svg(&figure.drawing, false),
             escape(&figure.caption)
         );

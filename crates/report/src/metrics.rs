@@ -71,8 +71,15 @@ pub fn superhuman(games: &[&[f64]]) -> usize {
     games.iter().filter(|runs| mean(runs) >= 1.0).count()
 }
 
+/// With the rounding errors of the sum carried along: the paper's table has means that end exactly between two printed digits.
 pub fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len() as f64
+    let (mut sum, mut error) = (0.0, 0.0);
+    for &value in values {
+        let next: f64 = sum + value;
+        error += if sum.abs() >= value.abs() { (sum - next) + value } else { (value - next) + sum };
+        sum = next;
+    }
+    (sum + error) / values.len() as f64
 }
 
 /// Sorts the values.
@@ -116,6 +123,12 @@ mod tests {
     #[test]
     fn exactly_human_is_superhuman() {
         assert_eq!(superhuman(&[&[1.0], &[0.5, 1.4], &[2.0]]), 2);
+    }
+
+    #[test]
+    fn means_do_not_drift() {
+        assert_eq!(mean(&[0.1; 10]), 0.1);
+        assert_eq!(mean(&[1e16, 1.0, -1e16, 1.0]), 0.5);
     }
 
     #[test]

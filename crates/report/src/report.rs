@@ -211,10 +211,14 @@ impl GameReport {
 fn remarks(agent: &Agent, missing: &[String], played: usize, notes: &mut Vec<String>) {
     let name = &agent.name;
     if !missing.is_empty() {
+        let has: Vec<&str> = agent.games.keys().map(String::as_str).collect();
+        let (word, games) = match missing.len() > has.len() {
+            true => ("it has", has.join(", ")),
+            false => ("missing are", missing.join(", ")),
+        };
         notes.push(format!(
-            "{name}: {} of {played} games; its aggregates are over those and do not compare with the others'. Missing: {}",
-            played - missing.len(),
-            missing.join(", ")
+            "{name}: {} of {played} games, so its aggregates do not compare with the others'; {word} {games}",
+            has.len()
         ));
     }
     let (fewest, most) = (agent.fewest_runs(), agent.most_runs());

@@ -44,7 +44,7 @@ impl Table {
             Row {
                 label: game.game.clone(),
                 arrow: None,
-                cells: ranked(agents, &[number(game.random), number(game.human)], score, false),
+                cells: ranked(agents, &[number(game.random), number(game.human)], score, false, |_| true),
             }
         });
         let games: Vec<Row> = games.collect();
@@ -53,6 +53,7 @@ impl Table {
             &["0".to_string(), NOT_APPLICABLE.to_string()],
             |agent| agent.superhuman.to_string(),
             false,
+            complete,
         );
         let mut summary =
             vec![Row { label: "#Superhuman".to_string(), arrow: Some(true), cells: superhuman }];
@@ -66,7 +67,13 @@ impl Table {
             summary.push(Row {
                 label: metric.label().to_string(),
                 arrow: Some(!metric.lower_is_better()),
-                cells: ranked(agents, &ends.map(|end| decimals(end, 3)), value, metric.lower_is_better()),
+                cells: ranked(
+                    agents,
+                    &ends.map(|end| decimals(end, 3)),
+                    value,
+                    metric.lower_is_better(),
+                    complete,
+                ),
             });
         }
         Table { columns: columns.collect(), games, summary }
@@ -80,6 +87,11 @@ impl Table {
 /// Whether a metric is over runs, so that published means do not give it.
 fn per_run(metric: Metric) -> bool {
     matches!(metric, Metric::Iqm | Metric::OptimalityGap)
+}
+
+/// Whether an agent played every game; aggregates over fewer are of another benchmark.
+fn complete(agent: &AgentReport) -> bool {
+    agent.missing_games.is_empty()
 }
 
 /// A fixed number of decimals, and no negative zero.
@@ -97,12 +109,14 @@ fn ranked(
     references: &[String; 2],
     text: impl Fn(&AgentReport) -> String,
     lower_is_better: bool,
+    competes: impl Fn(&AgentReport) -> bool,
 ) -> Vec<Cell> {
     let texts: Vec<String> = agents.iter().map(text).collect();
     let value =
         |text: &str| text.parse::<f64>().ok().map(|value| if lower_is_better { -value } else { value });
     let best = |searching: bool| {
-        let allowed = agents.iter().zip(&texts).filter(|(agent, _)| searching || agent.kind != Kind::Search);
+        let allowed = |agent: &AgentReport| competes(agent) && (searching || agent.kind != Kind::Search);
+        let allowed = agents.iter().zip(&texts).filter(|(agent, _)| allowed(agent));
         allowed.filter_map(|(_, text)| value(text)).max_by(f64::total_cmp)
     };
     let (without_search, overall) = (best(false), best(true));
@@ -110,7 +124,7 @@ fn ranked(
     let contest = agents.len() > 1;
     let plain = references.iter().map(|text| Cell { text: text.clone(), bold: false, underlined: false });
     let marked = agents.iter().zip(&texts).map(|(agent, text)| {
-        let value = value(text).filter(|_| contest);
+        let value = value(text).filter(|_| contest && competes(agent));
         Cell {
             text: text.clone(),
             bold: value.is_some() && value == without_search && agent.kind != Kind::Search,

@@ -112,11 +112,11 @@ mod tests {
     #[test]
     fn shapes_become_elements() {
         let mut drawing = Drawing::new(10.0, 20.0, "a < b".to_string());
-        drawing.line(vec![(0.0, 1.0), (2.0, 3.5)], Colour::Series(9), 1.5, Dash::Dashed);
+        drawing.line(vec![(0.0, 1.0), (2.0, 3.5)], Colour::Series(14), 1.5, Dash::Dashed);
         drawing.text((1.0, 2.0), "x & y", 12.0, Anchor::End, Colour::Ink);
         let text = svg(&drawing, true);
         assert!(text.contains("<title>a &lt; b</title>"));
-        assert!(text.contains("<path d=\"M0.0 1.0L2.0 3.5\" fill=\"none\" class=\"s-1\" stroke=\"#d55e00\""));
+        assert!(text.contains("<path d=\"M0.0 1.0L2.0 3.5\" fill=\"none\" class=\"s-6\" stroke=\"#d55e00\""));
         assert!(text.contains("text-anchor=\"end\" class=\"f-ink\" fill=\"#1a1a1a\">x &amp; y</text>"));
         assert!(text.contains("prefers-color-scheme:dark"));
         assert!(!svg(&drawing, false).contains("http"));

@@ -7,7 +7,6 @@ use crate::report::{Estimate, Improvements, Report};
 
 const ROW: f64 = 26.0;
 const BAR: f64 = 14.0;
-const TOP: f64 = 66.0;
 const BOTTOM: f64 = 58.0;
 const MARGIN: f64 = 18.0;
 
@@ -48,25 +47,26 @@ fn draw(title: &str, axis_label: &str, panels: &[Panel], panel_width: f64) -> Dr
     let names = panels.iter().flat_map(|panel| &panel.rows).map(|row| text_width(&row.label, NORMAL) * 1.05);
     let left = MARGIN + names.fold(0.0, f64::max) + 14.0;
     // Half a label may stand out at either end of an axis.
-    let gap = 34.0;
+    let gap = 44.0;
     let right = left + panels.len() as f64 * (panel_width + gap) - gap;
-    let bottom = TOP + rows as f64 * ROW;
+    let top = if panels.iter().all(|panel| panel.title.is_empty()) { 44.0 } else { 66.0 };
+    let bottom = top + rows as f64 * ROW;
     let width = (right + MARGIN + 8.0).max(MARGIN * 2.0 + text_width(title, LARGE) * 1.1);
     let mut drawing = Drawing::new(width.ceil(), bottom + BOTTOM, title.to_string());
     drawing.heading((MARGIN, 26.0), title, LARGE, Anchor::Start);
     for (index, panel) in panels.iter().enumerate() {
         let from = left + index as f64 * (panel_width + gap);
         let axis = Axis { low: panel.low, high: panel.high, from, to: from + panel_width };
-        axis.draw_below(&mut drawing, TOP, bottom, 5);
+        axis.draw_below(&mut drawing, top, bottom, 5);
         if !panel.title.is_empty() {
-            drawing.heading((from + panel_width / 2.0, TOP - 10.0), &panel.title, NORMAL, Anchor::Middle);
+            drawing.heading((from + panel_width / 2.0, top - 10.0), &panel.title, NORMAL, Anchor::Middle);
         }
         if let Some(mark) = panel.mark {
             let x = axis.at(mark);
-            drawing.line(vec![(x, TOP), (x, bottom)], Colour::Muted, 1.5, Dash::Dashed);
+            drawing.line(vec![(x, top), (x, bottom)], Colour::Muted, 1.5, Dash::Dashed);
         }
         for (number, row) in panel.rows.iter().enumerate() {
-            let middle = TOP + (number as f64 + 0.5) * ROW;
+            let middle = top + (number as f64 + 0.5) * ROW;
             if index == 0 {
                 drawing.text((left - 12.0, middle + 4.5), &row.label, NORMAL, Anchor::End, Colour::Ink);
             }
@@ -82,13 +82,13 @@ fn draw_row(drawing: &mut Drawing, axis: &Axis, middle: f64, row: &Row) {
     let (top, bottom) = (middle - BAR / 2.0, middle + BAR / 2.0);
     if let Some([low, high]) = row.estimate.interval {
         let (low, high) = (axis.at(low), axis.at(high));
-        drawing.area(vec![(low, top), (high, top), (high, bottom), (low, bottom)], colour, 0.75);
+        drawing.area(vec![(low, top), (high, top), (high, bottom), (low, bottom)], colour, 0.8);
     }
     let x = axis.at(row.estimate.value);
     // Without an interval the tick alone carries the colour.
-    let colour = if row.estimate.interval.is_some() { Colour::Ink } else { colour };
+    let (colour, width) = if row.estimate.interval.is_some() { (Colour::Ink, 1.5) } else { (colour, 2.5) };
     let reach = 2.0;
-    drawing.line(vec![(x, top - reach), (x, bottom + reach)], colour, 2.5, Dash::Solid);
+    drawing.line(vec![(x, top - reach), (x, bottom + reach)], colour, width, Dash::Solid);
 }
 
 fn rows(report: &Report, metric: Metric) -> Vec<Row> {
@@ -113,7 +113,6 @@ pub fn aggregates(report: &Report) -> Figure {
     let title = "Aggregate scores";
     Figure {
         name: "aggregates",
-        title: title.to_string(),
         caption: format!("Mean and median over games, interquartile mean over runs. {}", bars(report)),
         drawing: draw(title, score_label(report), &panels, 190.0),
     }
@@ -125,7 +124,6 @@ pub fn optimality_gap(report: &Report) -> Figure {
     let title = "Optimality gap";
     Figure {
         name: "optimality_gap",
-        title: title.to_string(),
         caption: format!(
             "How far runs fall short of a score of 1 on average; what lies above 1 does not make up for it. {}",
             bars(report)
@@ -151,6 +149,5 @@ pub fn improvement(report: &Report, improvements: &Improvements) -> Figure {
             bars(report)
         ),
         drawing: draw(&title, &format!("P({subject} > Y)"), &[panel], 420.0),
-        title,
     }
 }

@@ -102,7 +102,6 @@ pub fn profiles(report: &Report) -> Option<Figure> {
     };
     (!series.is_empty()).then(|| Figure {
         name: "profiles",
-        title: title.to_string(),
         caption: "The share of runs, over all games, that score more than tau. Bands are 95% stratified bootstrap intervals."
             .to_string(),
         drawing: draw(&frame, &series),
@@ -131,7 +130,6 @@ pub fn curves(report: &Report) -> Figure {
     let frame = Frame { title, across: "Steps played", up: &up, x: [0.0, last], y: [low, high + room] };
     Figure {
         name: "curves",
-        title: title.to_string(),
         caption: "The interquartile mean of the newest evaluations at each step that every run has reached. \
                   Bands are 95% stratified bootstrap intervals."
             .to_string(),

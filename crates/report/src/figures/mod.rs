@@ -9,7 +9,6 @@ use crate::report::Report;
 /// A picture, the name of its files, and what a reader is told about it.
 pub struct Figure {
     pub name: &'static str,
-    pub title: String,
     pub caption: String,
     pub drawing: Drawing,
 }
