@@ -150,21 +150,23 @@ pub enum BenchCase {
     Decode,
 }
 
-/// Compares agents on the Atari 100k benchmark with the statistics of "Deep RL at the Edge of the Statistical Precipice".
-///
-/// Without arguments it reproduces the paper's table and figures from the published scores that come with the program. Each score file,
-/// {"Game": [score per run, ...]}, is an agent named after the file. Run folders, folders of runs, and outputs of `iris eval` together are
-/// one agent, a run counting with its last evaluation:
-///
-///     iris report                                    the paper
-///     iris report --agents all                       every published agent
-///     iris report mine.json --agents IRIS,STORM      your scores against two of them
-///     iris report runs --name mine                   your runs
-///
-/// Prints the tables, notes what to be careful about, and writes report.html (everything, works offline), report.json, table.md, table.tex,
-/// and each figure as SVG and PNG. docs/report.md explains every number.
+const REPORT_HELP: &str = "\
+Without arguments it reproduces the paper's table and figures from the published scores that come with the program:
+
+  iris report                                  the paper
+  iris report --agents all                     every published agent
+  iris report mine.json --agents IRIS,STORM    your scores against two of them
+  iris report runs --name mine                 your runs
+
+A score file, {\"Game\": [score per run, ...]}, is an agent named after the file. Run folders and outputs of `iris eval` together are
+one agent; a run counts with its last evaluation.
+
+Prints the tables and what to be careful about, and writes report.html (everything, works offline), report.json, table.md, table.tex
+and the figures as SVG and PNG. docs/report.md explains every number.";
+
+/// Compares agents with the statistics of "Deep RL at the Edge of the Statistical Precipice".
 #[derive(clap::Args)]
-#[command(verbatim_doc_comment)]
+#[command(after_long_help = REPORT_HELP)]
 pub struct ReportArgs {
     /// Score files, outputs of `iris eval`, run folders, or folders that hold runs.
     pub inputs: Vec<PathBuf>,

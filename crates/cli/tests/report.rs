@@ -94,7 +94,7 @@ fn our_runs_and_their_curve() {
         .unwrap();
         let line = |epoch: u32| {
             format!(
-                "{{\"epoch\":{epoch},\"collection/steps\":{epoch}00.0,\"evaluation/return\":{epoch}.{seed},\
+                "{{\"epoch\":{epoch},\"collection/steps\":{epoch}00.0,\"evaluation/return\":{epoch}.0,\
                  \"evaluation/progress\":0.{epoch}}}\n"
             )
         };
@@ -105,6 +105,7 @@ fn our_runs_and_their_curve() {
     assert!(output.status.success(), "{notes}");
     let printed = String::from_utf8(output.stdout).unwrap();
     assert!(printed.lines().any(|line| line.starts_with("mine ") && line.contains("0.200 [")), "{printed}");
+    assert!(printed.lines().any(|line| line.split_whitespace().eq(["arcade/catch", "2.0"])), "{printed}");
     assert!(notes.contains("note: the published agents are left out: they played none of these games"));
     assert!(notes.contains("note: mine: only two runs of some game"));
     assert!(scratch.text("report/curves.svg").contains("Sample efficiency"));

