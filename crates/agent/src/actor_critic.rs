@@ -2,6 +2,7 @@
 
 use engine::{Device, Error, Init, Lstm, Param, Params, Result, Stride, Tape, Tensor};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::layers::{Builder, Conv, Linear, LinearInit, Network, Norm};
@@ -58,11 +59,14 @@ impl ActorCriticLosses {
 }
 
 /// What the losses of imagined trajectories depend on. The defaults are the paper's.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Returns {
+    /// Discount of rewards per step.
     pub gamma: f32,
+    /// Between one-step returns (0) and those of the whole dream (1).
     pub lambda: f32,
+    /// Weight of the policy's entropy, which is rewarded.
     pub entropy_weight: f32,
     /// Leave out what follows an imagined end, as the paper says. The reference release keeps it.
     pub stop_at_end: bool,

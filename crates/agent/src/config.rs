@@ -1,12 +1,13 @@
 //! The sizes of the networks. The defaults are the paper's; a tiny agent and the 64-token variant are other values of the same keys.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// All three networks.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentConfig {
-    /// Number of actions of the game.
+    /// Number of actions; taken from the game.
     pub actions: usize,
     pub tokenizer: TokenizerConfig,
     pub world_model: WorldModelConfig,
@@ -105,7 +106,7 @@ impl AgentConfig {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TokenizerConfig {
     /// Height and width of a frame in pixels.
@@ -116,6 +117,8 @@ pub struct TokenizerConfig {
     pub resolutions: usize,
     /// Residual blocks per resolution in the encoder; the decoder has one more.
     pub residual_blocks: usize,
+    /// Residual, attention and residual blocks at the smallest size, as in the paper. Without them a token depends on little more than its own part of the frame.
+    pub middle: bool,
     /// Sizes at which residual blocks are followed by attention.
     pub attention_sizes: Vec<usize>,
     /// Groups of the group-norms.
@@ -133,6 +136,7 @@ impl Default for TokenizerConfig {
             channels: 64,
             resolutions: 5,
             residual_blocks: 2,
+            middle: true,
             attention_sizes: vec![16, 8],
             groups: 32,
             vocabulary: 512,
@@ -153,12 +157,14 @@ impl TokenizerConfig {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorldModelConfig {
     /// L, the steps a sequence holds.
     pub steps: usize,
+    /// Transformer blocks.
     pub layers: usize,
+    /// Attention heads of a block.
     pub heads: usize,
     /// Width of an embedded token.
     pub width: usize,
@@ -174,7 +180,7 @@ impl Default for WorldModelConfig {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ActorCriticConfig {
     /// Channels of the convolutions; each is followed by a 2x2 max-pool.

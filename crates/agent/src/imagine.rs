@@ -17,7 +17,18 @@ pub struct Dreamer {
     /// The policy's LSTM, [B, hidden] each.
     hidden: Buffer,
     cell: Buffer,
+    /// Actions that do not come from the policy, i32 [B].
+    given: Buffer,
     trajectories: Trajectories,
+}
+
+/// Who acts in a dream.
+#[derive(Clone, Copy, Debug)]
+pub enum Acting<'a> {
+    /// The policy, sampling at this temperature.
+    Policy { temperature: f32 },
+    /// These actions, one per imagined step, in every dream of the batch.
+    Given(&'a [usize]),
 }
 
 /// Where dreams start. Filled before [`Dreamer::dream`].
@@ -34,6 +45,8 @@ pub struct Start {
 pub struct Trajectories {
     /// What the policy saw, [B, T, H, W, 3] in [0, 1].
     pub frames: Buffer,
+    /// The same as tokens, i32 [B, T, K].
+    pub tokens: Buffer,
     /// i32 [B, T]
     pub actions: Buffer,
     /// The sign of the reward, [B, T].
@@ -72,8 +85,10 @@ impl Dreamer {
             tokens: device.buffer::<i32>("dreamt tokens", [batch, k]),
             hidden: state("hidden state"),
             cell: state("cell state"),
+            given: device.buffer::<i32>("given actions", [batch]),
             trajectories: Trajectories {
                 frames: device.buffer::<f32>("dreamt frames", [batch, horizon, size, size, 3]),
+                tokens: device.buffer::<i32>("tokens of dreamt frames", [batch, horizon, k]),
                 actions: device.buffer::<i32>("dreamt actions", [batch, horizon]),
                 rewards: device.buffer::<f32>("dreamt rewards", [batch, horizon]),
                 ends: device.buffer::<i32>("dreamt ends", [batch, horizon]),
@@ -97,22 +112,34 @@ impl Dreamer {
         self.memory.len()
     }
 
-    /// Dreams from [`start`](Dreamer::start). The policy samples at `temperature`, the world model at 1.
-    pub fn dream(&mut self, agent: &Agent, temperature: f32) -> Result<&Trajectories> {
+    /// Dreams from [`start`](Dreamer::start). The world model samples at temperature 1. A dream longer than the world model's memory goes on from the newest
+    /// half of what it remembers.
+    pub fn dream(&mut self, agent: &Agent, acting: Acting) -> Result<&Trajectories> {
         self.warm_up(agent)?;
         for t in 0..self.horizon {
             let last = t + 1 == self.horizon;
-            let Dreamer { stepper, memory, tokens, hidden, cell, trajectories, .. } = self;
+            self.make_room(agent, t, last)?;
+            if let Acting::Given(actions) = acting {
+                let action = actions.get(t).copied().unwrap_or_default();
+                self.given.write(&vec![action as i32; self.batch])?;
+            }
+            let Dreamer { stepper, memory, tokens, hidden, cell, given, trajectories, .. } = self;
             stepper.infer(|tape| -> Result<()> {
                 // The policy looks at the decoded frame and acts.
                 let seen = tape.buffer(tokens)?;
+                tape.store_step(&trajectories.tokens, t, seen)?;
                 let frame = agent.tokenizer.render(tape, seen)?;
                 tape.store_step(&trajectories.frames, t, frame)?;
                 let state = load_state(tape, hidden, cell)?;
                 let sight = agent.actor_critic.look(tape, frame)?;
                 let state = agent.actor_critic.remember(tape, sight.gates, state)?;
-                let logits = agent.actor_critic.decide(tape, state.hidden, sight.features)?.logits;
-                let action = tape.sample(logits, temperature)?;
+                let action = match acting {
+                    Acting::Given(_) => tape.buffer(given)?,
+                    Acting::Policy { temperature } => {
+                        let logits = agent.actor_critic.decide(tape, state.hidden, sight.features)?.logits;
+                        tape.sample(logits, temperature)?
+                    }
+                };
                 tape.store_step(&trajectories.actions, t, action)?;
                 tape.store(hidden, 0, state.hidden)?;
                 tape.store(cell, 0, state.cell)?;
@@ -132,6 +159,28 @@ impl Dreamer {
             })?;
         }
         Ok(&self.trajectories)
+    }
+
+    /// Forgets the older half of what the world model remembers when step `t` does not fit any more.
+    fn make_room(&mut self, agent: &Agent, t: usize, last: bool) -> Result<()> {
+        let (steps, k) = (agent.config.world_model.steps, agent.world_model.tokens);
+        if self.memory.len() + 1 + if last { 0 } else { k } <= steps * (k + 1) {
+            return Ok(());
+        }
+        let Dreamer { stepper, memory, tokens, trajectories, .. } = self;
+        memory.clear();
+        stepper.infer(|tape| -> Result<()> {
+            let (frames, actions) = (tape.buffer(&trajectories.tokens)?, tape.buffer(&trajectories.actions)?);
+            for past in t - (steps / 2).min(t)..t {
+                let frame = step_of(tape, frames, past)?;
+                agent.world_model.see_tokens(tape, memory, frame)?;
+                let action = step_of(tape, actions, past)?;
+                agent.world_model.see_action(tape, memory, action)?;
+            }
+            let now = tape.buffer(tokens)?;
+            agent.world_model.see_tokens(tape, memory, now)?;
+            Ok(())
+        })
     }
 
     /// Shows the burn-in frames to the policy and the first frame's tokens to the world model.
@@ -165,6 +214,13 @@ impl Dreamer {
 
 fn load_state(tape: &mut Tape, hidden: &Buffer, cell: &Buffer) -> Result<Lstm> {
     Ok(Lstm { hidden: tape.buffer(hidden)?, cell: tape.buffer(cell)? })
+}
+
+/// Step `t` of [B, T, ...], as [B, ...].
+fn step_of(tape: &mut Tape, x: Tensor, t: usize) -> Result<Tensor> {
+    let step = tape.slice(x, 1, t, t + 1)?;
+    let dims: Vec<usize> = step.dims().iter().enumerate().filter(|(i, _)| *i != 1).map(|(_, d)| *d).collect();
+    tape.reshape(step, engine::Shape::try_from(dims.as_slice())?)
 }
 
 /// Samples the K tokens of the next frame one after the other, each from what came before, and remembers all of them.

@@ -1,7 +1,7 @@
 //! Acting in real games: every frame goes through the tokenizer, as in the paper; the policy sees its reconstruction.
 
 use engine::{Buffer, Device, Key, Lstm, Result, Stepper};
-use envs::{Env, EnvError};
+use envs::{EnvError, Game, Purpose, VectorEnv};
 
 use crate::Agent;
 
@@ -66,44 +66,44 @@ impl Player {
     pub fn evaluate(
         &mut self,
         agent: &Agent,
-        make: &dyn Fn() -> Box<dyn Env>,
+        game: &Game,
         episodes: usize,
         temperature: f32,
         key: Key,
         mut done: impl FnMut(usize),
     ) -> Result<Vec<f32>, PlayError> {
         self.set_key(key);
-        let mut games: Vec<Box<dyn Env>> = (0..self.batch.min(episodes)).map(|_| make()).collect();
-        let frame_bytes = self.frames.shape().len() / self.batch;
+        let size = agent.config.tokenizer.frame_size;
+        let places = self.batch.min(episodes);
+        let games = (0..places).map(|_| game.make(Purpose::Evaluate, size)).collect::<Result<_, _>>()?;
+        let mut games = VectorEnv::new(games);
         // Which episode each place plays; finished places take the next one.
-        let mut playing: Vec<Option<usize>> =
-            (0..self.batch).map(|i| (i < games.len()).then_some(i)).collect();
-        let mut next = games.len();
-        for (i, game) in games.iter_mut().enumerate() {
-            game.reset(episode_seed(key.seed, i));
-            self.forget(i)?;
-        }
+        let mut playing: Vec<Option<usize>> = (0..places).map(Some).collect();
+        let mut next = places;
+        games.reset(&playing.iter().map(|e| e.map(|e| episode_seed(key.seed, e))).collect::<Vec<_>>());
+        (0..places).try_for_each(|place| self.forget(place))?;
         let mut returns = vec![0.0; episodes];
-        let mut frames = vec![0; self.batch * frame_bytes];
+        let mut frames = vec![0; self.frames.shape().len()];
         let mut finished = 0;
         while playing.iter().any(Option::is_some) {
-            for (game, frame) in games.iter().zip(frames.chunks_exact_mut(frame_bytes)) {
-                game.render(frame);
-            }
+            games.render(&mut frames);
             let actions = self.act(agent, &frames, temperature)?;
-            for (place, game) in games.iter_mut().enumerate() {
-                let Some(episode) = playing[place] else { continue };
-                let step = game.step(actions[place] as usize)?;
+            let actions: Vec<Option<usize>> =
+                playing.iter().zip(&actions).map(|(episode, a)| episode.map(|_| *a as usize)).collect();
+            let mut seeds = vec![None; places];
+            for (place, step) in games.step(&actions)?.into_iter().enumerate() {
+                let (Some(episode), Some(step)) = (playing[place], step) else { continue };
                 returns[episode] += step.reward;
                 if step.done() {
                     finished += 1;
                     done(finished);
                     playing[place] = (next < episodes).then_some(next);
-                    game.reset(episode_seed(key.seed, next));
+                    seeds[place] = playing[place].map(|e| episode_seed(key.seed, e));
                     next += 1;
                     self.forget(place)?;
                 }
             }
+            games.reset(&seeds);
         }
         Ok(returns)
     }

@@ -1,11 +1,18 @@
-//! Everything the agent has seen, on disk: two append-only files of fixed-size records, read through the page cache. RAM holds only the table of
+//! Everything the agent has seen, on disk: append-only segments of fixed-size records, read through the page cache. RAM holds only the table of
 //! episodes.
 //!
-//! A checkpoint stores that table. Records written after it do not count: a resumed run cuts the files back to what the table knows and writes the
-//! same ones again, so a crash at any moment loses nothing and leaves nothing half-written behind.
+//! ```text
+//! 000000.frames   8192 frames, one after the other
+//! 000000.steps    for each: action u32, reward f32, end u8, CRC-32 of the frame and of these
+//! 000001.frames   the next ones
+//! ```
+//!
+//! A checkpoint stores the table. Records written after it do not count: a resumed run cuts the segments back to what the table knows and writes the
+//! same ones again, so a crash at any moment loses nothing and leaves nothing half-written behind. Files are read with `pread`, not through a memory
+//! map: both go through the page cache, but a map answers a file that was cut off with SIGBUS instead of an error.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -20,8 +27,10 @@ pub struct Episode {
     /// Number of the first record.
     pub start: usize,
     pub len: usize,
-    /// Whether the last step ended the game.
+    /// Whether the last step ended the episode.
     pub ended: bool,
+    /// Whether it goes on with the game of the episode before, with one life less.
+    pub continues: bool,
 }
 
 /// The table of episodes: all that a checkpoint needs to know about the replay.
@@ -41,7 +50,28 @@ pub struct Record {
     pub end: bool,
 }
 
-const RECORD_BYTES: usize = 9;
+const RECORD_BYTES: usize = 13;
+/// Records of a segment.
+const SEGMENT: usize = if cfg!(test) { 4 } else { 8192 };
+
+impl Record {
+    fn to_bytes(self, frame: &[u8]) -> [u8; RECORD_BYTES] {
+        let mut bytes = [0; RECORD_BYTES];
+        bytes[..4].copy_from_slice(&self.action.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.reward.to_le_bytes());
+        bytes[8] = u8::from(self.end);
+        let checksum = checksum(frame, &bytes);
+        bytes[9..].copy_from_slice(&checksum);
+        bytes
+    }
+}
+
+fn checksum(frame: &[u8], record: &[u8; RECORD_BYTES]) -> [u8; 4] {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(frame);
+    hasher.update(&record[..9]);
+    hasher.finalize().to_le_bytes()
+}
 
 /// Successive steps of one episode. What is missing to the length asked for is padding, before or after them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,54 +86,129 @@ pub struct Segment {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
-    #[error("cannot {doing} the replay in {path}: {source}")]
+    #[error("cannot {doing} the replay's {path}: {source}")]
     Io { doing: &'static str, path: PathBuf, source: std::io::Error },
 
     #[error(
-        "the replay in {path} holds {found} records, but the checkpoint counts on {expected}: the files were changed or cut off"
+        "the replay's {path} holds {found} records, but the checkpoint counts on {expected}: the file was changed or cut off"
     )]
     CutOff { path: PathBuf, expected: usize, found: usize },
+
+    #[error("the replay's {path} is damaged: record {record} does not have its checksum")]
+    Damaged { path: PathBuf, record: usize },
+}
+
+type Result<T, E = ReplayError> = std::result::Result<T, E>;
+
+/// What may be done with the files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Another process may be writing them.
+    Read,
+    /// Files are cut back to what the table knows.
+    Write,
 }
 
 pub struct Replay {
     folder: PathBuf,
-    frames: File,
-    steps: File,
+    segments: BTreeMap<usize, Files>,
     frame_bytes: usize,
     /// The oldest episodes are forgotten beyond this many steps.
     max_steps: usize,
     table: Table,
+    /// Segments before this one are safe on disk.
+    flushed: usize,
+}
+
+/// The two files of a segment.
+struct Files {
+    frames: File,
+    steps: File,
 }
 
 impl Replay {
+    /// Bytes that a step takes on disk.
+    pub fn step_bytes(frame_bytes: usize) -> usize {
+        frame_bytes + RECORD_BYTES
+    }
+
     /// Opens the replay in `folder` as `table` describes it; an empty table starts anew.
     pub fn open(
         folder: &Path,
         frame_bytes: usize,
         max_steps: usize,
         table: Table,
-    ) -> Result<Replay, ReplayError> {
-        let fail = |doing| move |source| ReplayError::Io { doing, path: folder.to_path_buf(), source };
-        std::fs::create_dir_all(folder).map_err(fail("create"))?;
-        let open = |name: &str| {
-            let mut options = OpenOptions::new();
-            options.read(true).write(true).create(true).truncate(false).open(folder.join(name))
+        access: Access,
+    ) -> Result<Replay> {
+        let mut replay = Replay {
+            folder: folder.to_path_buf(),
+            segments: BTreeMap::new(),
+            frame_bytes,
+            max_steps,
+            flushed: table.records / SEGMENT,
+            table,
         };
-        let (frames, steps) =
-            (open("frames.bin").map_err(fail("open"))?, open("steps.bin").map_err(fail("open"))?);
-        for (file, bytes) in [(&frames, frame_bytes), (&steps, RECORD_BYTES)] {
-            let (len, wanted) =
-                (file.metadata().map_err(fail("read"))?.len(), (table.records * bytes) as u64);
-            let found = len as usize / bytes;
-            if found < table.records {
-                let (path, expected) = (folder.to_path_buf(), table.records);
-                return Err(ReplayError::CutOff { path, expected, found });
-            }
-            if len != wanted {
-                file.set_len(wanted).map_err(fail("cut back"))?;
+        if access == Access::Write {
+            std::fs::create_dir_all(folder).map_err(fail("create", folder))?;
+            replay.cut_back()?;
+        }
+        let first = replay.table.episodes.first().map_or(replay.table.records, |e| e.start) / SEGMENT;
+        for segment in first..replay.table.records.div_ceil(SEGMENT) {
+            let files = replay.open_segment(segment, access)?;
+            replay.segments.insert(segment, files);
+        }
+        Ok(replay)
+    }
+
+    /// Removes and shortens what was written after the table.
+    fn cut_back(&self) -> Result<()> {
+        for (segment, path) in self.files_on_disk()? {
+            let bytes =
+                if path.extension().is_some_and(|e| e == "frames") { self.frame_bytes } else { RECORD_BYTES };
+            let wanted = (self.table.records.saturating_sub(segment * SEGMENT).min(SEGMENT) * bytes) as u64;
+            let found = path.metadata().map_err(fail("read", &path))?.len();
+            match wanted {
+                0 => std::fs::remove_file(&path).map_err(fail("remove", &path))?,
+                _ if found > wanted => {
+                    let file = OpenOptions::new().write(true).open(&path);
+                    file.and_then(|file| file.set_len(wanted)).map_err(fail("cut back", &path))?;
+                }
+                _ => {}
             }
         }
-        Ok(Replay { folder: folder.to_path_buf(), frames, steps, frame_bytes, max_steps, table })
+        Ok(())
+    }
+
+    /// All files of segments in the folder.
+    fn files_on_disk(&self) -> Result<Vec<(usize, PathBuf)>> {
+        let entries = std::fs::read_dir(&self.folder).map_err(fail("list", &self.folder))?;
+        let number = |path: &Path| -> Option<usize> {
+            let known = path.extension().is_some_and(|e| e == "frames" || e == "steps");
+            path.file_stem()?.to_str()?.parse().ok().filter(|_| known)
+        };
+        Ok(entries.flatten().filter_map(|e| Some((number(&e.path())?, e.path()))).collect())
+    }
+
+    fn path(&self, segment: usize, kind: &str) -> PathBuf {
+        self.folder.join(format!("{segment:06}.{kind}"))
+    }
+
+    fn open_segment(&self, segment: usize, access: Access) -> Result<Files> {
+        let open = |kind| {
+            let path = self.path(segment, kind);
+            let write = access == Access::Write;
+            let file = OpenOptions::new().read(true).write(write).create(write).truncate(false).open(&path);
+            file.map_err(fail("open", &path))
+        };
+        Ok(Files { frames: open("frames")?, steps: open("steps")? })
+    }
+
+    /// Both files of a segment with the bytes of a record and the path.
+    fn parts<'a>(&self, files: &'a Files, segment: usize) -> [(&'a File, usize, PathBuf); 2] {
+        [
+            (&files.frames, self.frame_bytes, self.path(segment, "frames")),
+            (&files.steps, RECORD_BYTES, self.path(segment, "steps")),
+        ]
     }
 
     pub fn table(&self) -> &Table {
@@ -120,51 +225,141 @@ impl Replay {
         self.table.episodes.last().copied().filter(|e| !e.ended)
     }
 
-    pub fn begin_episode(&mut self, seed: u64) {
-        self.table.episodes.push(Episode { seed, start: self.table.records, len: 0, ended: false });
+    /// Number of the episode in which the newest game began.
+    pub fn newest_game(&self) -> usize {
+        self.table.episodes.iter().rposition(|e| !e.continues).unwrap_or(0)
+    }
+
+    /// `continues`: the game of the last episode goes on.
+    pub fn begin_episode(&mut self, seed: u64, continues: bool) {
+        self.table.episodes.push(Episode {
+            seed,
+            start: self.table.records,
+            len: 0,
+            ended: false,
+            continues,
+        });
     }
 
     /// Appends a step to the open episode.
-    pub fn push(&mut self, frame: &[u8], record: Record) -> Result<(), ReplayError> {
+    pub fn push(&mut self, frame: &[u8], record: Record) -> Result<()> {
         debug_assert_eq!(frame.len(), self.frame_bytes);
-        let at = self.table.records;
-        let mut bytes = [0; RECORD_BYTES];
-        bytes[..4].copy_from_slice(&record.action.to_le_bytes());
-        bytes[4..8].copy_from_slice(&record.reward.to_le_bytes());
-        bytes[8] = u8::from(record.end);
-        let written = self
+        let (segment, at) = (self.table.records / SEGMENT, self.table.records % SEGMENT);
+        if !self.segments.contains_key(&segment) {
+            let files = self.open_segment(segment, Access::Write)?;
+            self.segments.insert(segment, files);
+        }
+        let files = &self.segments[&segment];
+        let bytes = record.to_bytes(frame);
+        let frames_path = self.path(segment, "frames");
+        files
             .frames
             .write_all_at(frame, (at * self.frame_bytes) as u64)
-            .and_then(|()| self.steps.write_all_at(&bytes, (at * RECORD_BYTES) as u64));
-        written.map_err(|source| ReplayError::Io { doing: "write", path: self.folder.clone(), source })?;
+            .map_err(fail("write", &frames_path))?;
+        files.steps.write_all_at(&bytes, (at * RECORD_BYTES) as u64).map_err(fail("write", &frames_path))?;
         self.table.records += 1;
         if let Some(episode) = self.table.episodes.last_mut() {
             episode.len += 1;
             episode.ended = record.end;
         }
-        while self.table.episodes.len() > 1 && self.steps() - self.table.episodes[0].len >= self.max_steps {
+        // The game being played is kept whole: a resumed run plays it again.
+        while self.newest_game() > 0 && self.steps() - self.table.episodes[0].len >= self.max_steps {
             self.table.episodes.remove(0);
         }
         Ok(())
     }
 
     /// Makes sure everything is on disk.
-    pub fn flush(&mut self) -> Result<(), ReplayError> {
-        let flushed =
-            self.frames.flush().and_then(|()| self.frames.sync_data()).and_then(|()| self.steps.sync_data());
-        flushed.map_err(|source| ReplayError::Io { doing: "write", path: self.folder.clone(), source })
+    pub fn flush(&mut self) -> Result<()> {
+        for (segment, files) in self.segments.range(self.flushed..) {
+            for (file, _, path) in self.parts(files, *segment) {
+                file.sync_data().map_err(fail("write", &path))?;
+            }
+        }
+        self.flushed = self.table.records / SEGMENT;
+        Ok(())
+    }
+
+    /// Deletes segments whose records are all older than `record`.
+    pub fn discard_before(&mut self, record: usize) -> Result<()> {
+        let first = record / SEGMENT;
+        self.segments.retain(|segment, _| *segment >= first);
+        for (_, path) in self.files_on_disk()?.into_iter().filter(|(segment, _)| *segment < first) {
+            std::fs::remove_file(&path).map_err(fail("remove", &path))?;
+        }
+        Ok(())
+    }
+
+    /// Reads every record and compares its checksum. The result says what is wrong with which episode.
+    pub fn damaged_episodes(&self) -> Result<Vec<(usize, ReplayError)>> {
+        let mut lengths = BTreeMap::new();
+        for (segment, files) in &self.segments {
+            for (file, bytes, path) in self.parts(files, *segment) {
+                let found = file.metadata().map_err(fail("read", &path))?.len() as usize / bytes;
+                let shorter = lengths.entry(*segment).or_insert((found, path.clone()));
+                *shorter = if found < shorter.0 { (found, path) } else { shorter.clone() };
+            }
+        }
+        let mut frame = vec![0; self.frame_bytes];
+        let mut check = |record: usize| -> Result<Option<ReplayError>> {
+            match lengths.get(&(record / SEGMENT)) {
+                Some((found, path)) if *found <= record % SEGMENT => {
+                    let expected =
+                        self.table.records.min((record / SEGMENT + 1) * SEGMENT) - record / SEGMENT * SEGMENT;
+                    return Ok(Some(ReplayError::CutOff { path: path.clone(), expected, found: *found }));
+                }
+                _ => {}
+            }
+            self.frame(record, &mut frame)?;
+            let bytes = self.read_record(record)?;
+            let path = self.path(record / SEGMENT, "frames");
+            Ok((checksum(&frame, &bytes) != bytes[9..]).then_some(ReplayError::Damaged { path, record }))
+        };
+        let mut damaged = Vec::new();
+        for (number, episode) in self.table.episodes.iter().enumerate() {
+            for record in episode.start..episode.start + episode.len {
+                if let Some(error) = check(record)? {
+                    damaged.push((number, error));
+                    break;
+                }
+            }
+        }
+        Ok(damaged)
+    }
+
+    /// Forgets episodes, given by their numbers in the table.
+    pub fn forget(&mut self, episodes: &[usize]) {
+        let mut number = 0;
+        self.table.episodes.retain(|_| {
+            number += 1;
+            !episodes.contains(&(number - 1))
+        });
+    }
+
+    fn files(&self, record: usize) -> Result<&Files> {
+        self.segments.get(&(record / SEGMENT)).ok_or_else(|| {
+            let path = self.path(record / SEGMENT, "frames");
+            ReplayError::CutOff { path, expected: record % SEGMENT + 1, found: 0 }
+        })
     }
 
     /// Reads the frame of a record.
-    pub fn frame(&self, record: usize, out: &mut [u8]) -> Result<(), ReplayError> {
-        let read = self.frames.read_exact_at(out, (record * self.frame_bytes) as u64);
-        read.map_err(|source| ReplayError::Io { doing: "read", path: self.folder.clone(), source })
+    pub fn frame(&self, record: usize, out: &mut [u8]) -> Result<()> {
+        let read =
+            self.files(record)?.frames.read_exact_at(out, (record % SEGMENT * self.frame_bytes) as u64);
+        read.map_err(fail("read", &self.path(record / SEGMENT, "frames")))
     }
 
-    pub fn record(&self, record: usize) -> Result<Record, ReplayError> {
+    fn read_record(&self, record: usize) -> Result<[u8; RECORD_BYTES]> {
         let mut bytes = [0; RECORD_BYTES];
-        let read = self.steps.read_exact_at(&mut bytes, (record * RECORD_BYTES) as u64);
-        read.map_err(|source| ReplayError::Io { doing: "read", path: self.folder.clone(), source })?;
+        let read =
+            self.files(record)?.steps.read_exact_at(&mut bytes, (record % SEGMENT * RECORD_BYTES) as u64);
+        read.map_err(fail("read", &self.path(record / SEGMENT, "steps")))?;
+        Ok(bytes)
+    }
+
+    pub fn record(&self, record: usize) -> Result<Record> {
+        let bytes = self.read_record(record)?;
         Ok(Record {
             action: u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
             reward: f32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
@@ -199,6 +394,11 @@ impl Replay {
     }
 }
 
+fn fail(doing: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> ReplayError {
+    let path = path.to_path_buf();
+    move |source| ReplayError::Io { doing, path, source }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -220,9 +420,13 @@ mod tests {
         }
     }
 
+    fn open(folder: &Scratch, max_steps: usize, table: Table) -> Result<Replay> {
+        Replay::open(&folder.0, 4, max_steps, table, Access::Write)
+    }
+
     fn fill(replay: &mut Replay, lengths: &[usize]) {
         for (i, &len) in lengths.iter().enumerate() {
-            replay.begin_episode(i as u64);
+            replay.begin_episode(i as u64, false);
             for step in 0..len {
                 let number = replay.table().records as u8;
                 let record = Record { action: u32::from(number), reward: 0.5, end: step + 1 == len };
@@ -234,16 +438,16 @@ mod tests {
     #[test]
     fn steps_come_back_and_survive_reopening() {
         let folder = Scratch::new("reopen");
-        let mut replay = Replay::open(&folder.0, 4, 1000, Table::default()).unwrap();
+        let mut replay = open(&folder, 1000, Table::default()).unwrap();
         fill(&mut replay, &[3, 2]);
-        replay.begin_episode(9);
+        replay.begin_episode(9, false);
         replay.push(&[7; 4], Record { action: 1, reward: -1.0, end: false }).unwrap();
         let table = replay.table().clone();
         assert_eq!(replay.open_episode().unwrap().seed, 9);
         // Written after the checkpoint, then a crash.
         replay.push(&[8; 4], Record { action: 2, reward: 0.0, end: true }).unwrap();
         drop(replay);
-        let replay = Replay::open(&folder.0, 4, 1000, table.clone()).unwrap();
+        let replay = open(&folder, 1000, table.clone()).unwrap();
         assert_eq!(replay.table(), &table);
         let mut frame = [0; 4];
         replay.frame(5, &mut frame).unwrap();
@@ -251,28 +455,80 @@ mod tests {
             (frame, replay.record(5).unwrap()),
             ([7; 4], Record { action: 1, reward: -1.0, end: false })
         );
-        assert!(replay.frame(6, &mut frame).is_err());
-        assert_eq!(std::fs::metadata(folder.0.join("frames.bin")).unwrap().len(), 24);
-        // A file that lost its end is noticed.
+        assert!(replay.frame(6, &mut frame).is_err() && replay.frame(9, &mut frame).is_err());
+        // Six records in segments of four.
+        let newest = folder.0.join("000001.frames");
+        assert_eq!(std::fs::metadata(&newest).unwrap().len(), 8);
+        assert!(replay.damaged_episodes().unwrap().is_empty());
         drop(replay);
-        std::fs::write(folder.0.join("frames.bin"), [0; 23]).unwrap();
-        let error = Replay::open(&folder.0, 4, 1000, table).map(|_| ()).unwrap_err();
-        assert!(matches!(error, ReplayError::CutOff { expected: 6, found: 5, .. }));
+        // A changed byte is noticed, and its episode can be forgotten.
+        std::fs::write(&newest, [4, 4, 4, 4, 7, 7, 7, 6]).unwrap();
+        let mut replay = open(&folder, 1000, table.clone()).unwrap();
+        let damaged = replay.damaged_episodes().unwrap();
+        assert!(matches!(damaged[..], [(2, ReplayError::Damaged { record: 5, .. })]), "{damaged:?}");
+        replay.forget(&[2]);
+        assert_eq!((replay.steps(), replay.open_episode()), (5, None));
+        drop(replay);
+        // So is a file that lost its end.
+        std::fs::write(&newest, [0; 7]).unwrap();
+        let damaged = open(&folder, 1000, table).unwrap().damaged_episodes().unwrap();
+        assert!(
+            matches!(
+                damaged[..],
+                [
+                    (1, ReplayError::Damaged { record: 4, .. }),
+                    (2, ReplayError::CutOff { expected: 2, found: 1, .. })
+                ]
+            ),
+            "{damaged:?}"
+        );
+    }
+
+    #[test]
+    fn a_reader_leaves_alone_what_is_being_written() {
+        let folder = Scratch::new("reader");
+        let mut replay = open(&folder, 1000, Table::default()).unwrap();
+        fill(&mut replay, &[3]);
+        let table = replay.table().clone();
+        fill(&mut replay, &[6]);
+        let reader = Replay::open(&folder.0, 4, 1000, table.clone(), Access::Read).unwrap();
+        assert_eq!(reader.table(), &table);
+        let mut frame = [0; 4];
+        replay.frame(8, &mut frame).unwrap();
+        assert_eq!(frame, [8; 4]);
     }
 
     #[test]
     fn the_oldest_episodes_go_first() {
         let folder = Scratch::new("evict");
-        let mut replay = Replay::open(&folder.0, 4, 6, Table::default()).unwrap();
+        let mut replay = open(&folder, 6, Table::default()).unwrap();
         fill(&mut replay, &[4, 3, 3, 2]);
         assert_eq!(replay.table().episodes.iter().map(|e| e.start).collect::<Vec<_>>(), [4, 7, 10]);
         assert_eq!(replay.steps(), 8);
+        // Their bytes go when the caller says that no checkpoint needs them.
+        replay.discard_before(replay.table().episodes[0].start).unwrap();
+        assert!(!folder.0.join("000000.frames").exists() && !folder.0.join("000000.steps").exists());
+        let table = replay.table().clone();
+        drop(replay);
+        let mut replay = open(&folder, 6, table).unwrap();
+        let mut frame = [0; 4];
+        replay.frame(4, &mut frame).unwrap();
+        assert_eq!(frame, [4; 4]);
+        // The lives of the game being played stay together.
+        for _ in 0..3 {
+            replay.begin_episode(0, true);
+            (0..5).for_each(|i| {
+                let record = Record { action: 0, reward: 0.0, end: i == 4 };
+                replay.push(&[0; 4], record).unwrap();
+            });
+        }
+        assert_eq!(replay.table().episodes.iter().map(|e| e.start).collect::<Vec<_>>(), [10, 12, 17, 22]);
     }
 
     #[test]
     fn segments_stay_inside_their_episode() {
         let folder = Scratch::new("segments");
-        let mut replay = Replay::open(&folder.0, 4, 1000, Table::default()).unwrap();
+        let mut replay = open(&folder, 1000, Table::default()).unwrap();
         fill(&mut replay, &[3, 10]);
         let mut rng = Rng::new(Key::new(0, 0));
         let mut seen = [0; 13];

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use agent::{
-    ActorCriticConfig, Agent, AgentConfig, CheckpointError, Dreamer, Policy, Returns, TokenizerConfig,
-    WorldModelConfig,
+    Acting, ActorCriticConfig, Agent, AgentConfig, CheckpointError, Dreamer, Policy, Returns,
+    TokenizerConfig, WorldModelConfig,
 };
 use engine::{Buffer, Device, Key, Lstm, Result, Rng, Stepper};
 
@@ -17,6 +17,7 @@ fn small() -> AgentConfig {
             channels: 8,
             resolutions: 2,
             residual_blocks: 1,
+            middle: true,
             attention_sizes: vec![4],
             groups: 4,
             vocabulary: 11,
@@ -176,7 +177,7 @@ fn a_dream_uses_exactly_340_positions_and_follows_its_key() -> Result<()> {
     let dream = |seed: u64| -> Result<(Vec<i32>, Vec<f32>, Vec<f32>)> {
         let mut dreamer = Dreamer::new(&device, &agent, 3, 20, 2, Key::new(seed, 0));
         start(&dreamer, 2, &mask)?;
-        let dreamt = dreamer.dream(&agent, 1.0)?;
+        let dreamt = dreamer.dream(&agent, Acting::Policy { temperature: 1.0 })?;
         let result =
             (dreamt.actions.read::<i32>()?, dreamt.rewards.read::<f32>()?, dreamt.frames.read::<f32>()?);
         assert_eq!(dreamer.positions(), 340);
@@ -207,7 +208,7 @@ fn a_dream_is_what_the_policy_does_over_its_frames() -> Result<()> {
 fn follows_its_frames(device: &Device, agent: &Agent) -> Result<()> {
     let mut dreamer = Dreamer::new(device, agent, 3, 6, 2, Key::new(1, 0));
     start(&dreamer, 2, &[1, 1, 0, 1, 0, 0])?;
-    let dreamt = dreamer.dream(agent, 0.0)?;
+    let dreamt = dreamer.dream(agent, Acting::Policy { temperature: 0.0 })?;
     let logits = Stepper::new(device, Key::new(0, 0)).infer(|tape| -> Result<Vec<f32>> {
         let state = Lstm { hidden: tape.buffer(&dreamt.hidden)?, cell: tape.buffer(&dreamt.cell)? };
         let frames = tape.buffer(&dreamt.frames)?;
@@ -386,7 +387,7 @@ fn the_64_token_variant_runs() -> Result<()> {
     assert_eq!(agent.world_model.tokens, 64);
     let mut dreamer = Dreamer::new(&device, &agent, 2, 3, 1, Key::new(1, 0));
     start(&dreamer, 1, &[1, 1])?;
-    dreamer.dream(&agent, 1.0)?;
+    dreamer.dream(&agent, Acting::Policy { temperature: 1.0 })?;
     assert_eq!(dreamer.positions(), 3 * 65);
     Ok(())
 }

@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand, ValueEnum};
 
 /// IRIS: an agent that learns a world model of a game and learns to play inside it.
+///
+/// Start with `iris train`: in a few minutes a small agent learns `arcade/catch` on two CPU cores and leaves a folder under `runs`. `iris dream` then shows
+/// what its world model imagines, and `iris eval` how well it plays.
 #[derive(Parser)]
 #[command(version, arg_required_else_help = true)]
 pub struct Args {
@@ -18,6 +21,8 @@ pub enum Command {
     Train(TrainArgs),
     /// Play whole games with a trained agent.
     Eval(EvalArgs),
+    /// Roll a trained world model out and draw what it imagines.
+    Dream(DreamArgs),
     /// List the games, with their rules and reference scores.
     Envs,
     /// Print the settings that `train` would use with the same arguments, as TOML.
@@ -32,13 +37,15 @@ pub enum Command {
     Report(ReportArgs),
 }
 
+/// Prints every setting with what it means, in a form that `--config` takes.
+///
 /// The settings of a run: a preset, then a file, then single changes, each on top of what came before.
 #[derive(clap::Args)]
 pub struct ConfigArgs {
-    /// Changes to the config, as key.sub=value.
+    /// Changes to the config, as key.sub=value, such as `epochs=30` or `actor_critic.schedule.learning_rate=5e-4`; `iris config` lists all keys.
     pub overrides: Vec<String>,
 
-    /// The settings to start from.
+    /// The settings to start from: tiny, atari-100k, atari-100k-64tokens or atari-10m.
     #[arg(long, default_value = "tiny")]
     pub preset: String,
 
@@ -56,6 +63,10 @@ pub struct ConfigArgs {
 }
 
 /// Trains an agent from scratch: by default a small one on `arcade/catch`, in minutes.
+///
+/// Every epoch plays a little, then updates the tokenizer, the world model and, inside the world model, the policy. The folder of the run holds the config,
+/// metrics (JSON lines and TensorBoard), pictures of reconstructions and dreams, everything that was seen, and the last two checkpoints. Ctrl-C stops, and
+/// `--resume` continues from the last finished epoch to the same result.
 #[derive(clap::Args)]
 pub struct TrainArgs {
     #[command(flatten)]
@@ -69,7 +80,52 @@ pub struct TrainArgs {
     #[arg(long, value_name = "RUN", conflicts_with_all = ["overrides", "preset", "config", "env", "seed", "out"])]
     pub resume: Option<PathBuf>,
 
+    /// With --resume: forget episodes of the replay whose files are damaged or cut off, and continue without them.
+    #[arg(long, requires = "resume")]
+    pub forget_damaged: bool,
+
     /// Worker threads; one per core if not given. The result does not depend on it.
+    #[arg(long)]
+    pub threads: Option<usize>,
+}
+
+/// Starts from a frame of the run's replay and lets the world model imagine what follows. Writes `dream.png`, one row per future, and `dream.gif`, the same
+/// as an animation.
+///
+/// The first row (or place) is what really followed. A yellow frame brings a reward, a blue one a penalty, a red one the end. The run may be going on.
+#[derive(clap::Args)]
+pub struct DreamArgs {
+    /// Folder of the run.
+    pub run: PathBuf,
+
+    /// Who acts: `policy`, `recorded` for the actions that were really taken, or names of actions such as `left,left,stay`, of which the last is repeated.
+    #[arg(long, default_value = "policy")]
+    pub actions: String,
+
+    /// Futures to imagine from the same frame.
+    #[arg(long, default_value_t = 4)]
+    pub futures: usize,
+
+    /// Imagined steps; by default as many as the world model remembers.
+    #[arg(long)]
+    pub steps: Option<usize>,
+
+    /// Number of the step in the replay to start from; chosen by the seed if not given.
+    #[arg(long)]
+    pub from: Option<usize>,
+
+    /// Temperature the policy samples at; 0 always takes the best action.
+    #[arg(long, default_value_t = 1.0)]
+    pub temperature: f32,
+
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+
+    /// Folder to write to; by default `dreams/from<step>-seed<seed>` in the run's folder.
+    #[arg(long)]
+    pub out: Option<PathBuf>,
+
+    /// Worker threads; one per core if not given.
     #[arg(long)]
     pub threads: Option<usize>,
 }

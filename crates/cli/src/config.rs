@@ -9,12 +9,38 @@ use toml::{Table, Value};
 use crate::args::ConfigArgs;
 
 /// Presets inside the binary.
-const PRESETS: [(&str, &str); 1] = [("tiny", include_str!("../presets/tiny.toml"))];
+const PRESETS: [(&str, &str); 4] = [
+    ("tiny", include_str!("../presets/tiny.toml")),
+    ("atari-100k", include_str!("../presets/atari-100k.toml")),
+    ("atari-100k-64tokens", include_str!("../presets/atari-100k-64tokens.toml")),
+    ("atari-10m", include_str!("../presets/atari-10m.toml")),
+];
+
+/// Key of a preset under which settings for single games stand.
+const GAMES: &str = "games";
 
 /// `iris config`: the settings as a file that `--config` takes.
 pub fn print(args: &ConfigArgs) -> Result<()> {
-    print!("{}", toml::to_string(&resolve(args)?)?);
+    print!("{}", document(&resolve(args)?)?);
     Ok(())
+}
+
+/// The config as TOML, with what every key means.
+pub fn document(config: &TrainConfig) -> Result<String> {
+    let docs = TrainConfig::key_docs();
+    let mut section = String::new();
+    let mut text = String::new();
+    for line in toml::to_string(config)?.lines() {
+        if let Some(name) = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')) {
+            section = format!("{name}.");
+        }
+        let key = line.split_once(" = ").map(|(key, _)| format!("{section}{key}"));
+        if let Some(doc) = key.and_then(|key| docs.get(&key)) {
+            text += &format!("# {doc}\n");
+        }
+        text += &format!("{line}\n");
+    }
+    Ok(text)
 }
 
 /// What the arguments ask for, checked, with the game's number of actions.
@@ -23,7 +49,10 @@ pub fn resolve(args: &ConfigArgs) -> Result<TrainConfig> {
     overrides.extend(args.env.iter().map(|env| format!("env={env}")));
     overrides.extend(args.seed.iter().map(|seed| format!("seed={seed}")));
     let mut config = combine(&args.preset, args.config.as_deref(), &overrides)?;
-    config.agent.actions = envs::Game::find(&config.env)?.make().action_names().len();
+    config.agent.actions = {
+        let game = envs::Game::find(&config.env)?;
+        game.make(envs::Purpose::Train, config.agent.tokenizer.frame_size)?.action_names().len()
+    };
     Ok(config)
 }
 
@@ -40,13 +69,13 @@ fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Result<Tr
         );
     };
     let mut table: Table = text.parse().with_context(|| format!("preset {preset}"))?;
+    let games = table.remove(GAMES);
+    let mut changes = Table::new();
     if let Some(path) = file {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let from_file: Table =
-            text.parse().with_context(|| format!("{} is not valid TOML", path.display()))?;
-        check_keys(&from_file, &known, "").with_context(|| format!("in {}", path.display()))?;
-        merge(&mut table, from_file);
+        changes = text.parse().with_context(|| format!("{} is not valid TOML", path.display()))?;
+        check_keys(&changes, &known, "").with_context(|| format!("in {}", path.display()))?;
     }
     for text in overrides {
         let Some((key, value)) = text.split_once('=') else {
@@ -54,8 +83,15 @@ fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Result<Tr
         };
         let change = nested(key.trim(), parse_value(value.trim()));
         check_keys(&change, &known, "")?;
-        merge(&mut table, change);
+        merge(&mut changes, change);
     }
+    // What the preset says about the game comes before what the user says about anything.
+    let env = changes.get("env").or(table.get("env")).and_then(Value::as_str).unwrap_or_default();
+    let name = envs::Game::find(env)?.name;
+    if let Some(Value::Table(game)) = games.as_ref().and_then(|games| games.get(name)) {
+        merge(&mut table, game.clone());
+    }
+    merge(&mut table, changes);
     let config: TrainConfig =
         Value::Table(table).try_into().map_err(|e: toml::de::Error| anyhow!("{}", e.message()))?;
     validate(&config)?;
@@ -124,18 +160,14 @@ fn article(value: &Value) -> &'static str {
     if matches!(value, Value::Integer(_) | Value::Array(_)) { "an" } else { "a" }
 }
 
-fn suggestion<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> String {
+/// "Did you mean", if one of the names is near the word.
+pub fn suggestion<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> String {
     let nearest = names.map(|name| (envs::distance(name, word), name)).min();
     nearest.filter(|(d, _)| *d <= 4).map_or(String::new(), |(_, name)| format!(". Did you mean `{name}`?"))
 }
 
 fn validate(config: &TrainConfig) -> Result<()> {
     config.agent.validate().map_err(|reason| anyhow!("agent.{reason}"))?;
-    let (height, width) = envs::Game::find(&config.env)?.make().frame_size();
-    let size = config.agent.tokenizer.frame_size;
-    if (height, width) != (size, size) {
-        bail!("agent.tokenizer.frame_size is {size}, but {} draws {height}x{width} pixels", config.env);
-    }
     let positive = [
         ("epochs", config.epochs),
         ("collection.steps", config.collection.steps),

@@ -16,7 +16,7 @@ pub fn run(args: EvalArgs) -> Result<()> {
     let game = envs::Game::find(&config.env)?;
     let mut player = Player::new(&device, &agent, args.episodes.min(32));
     let key = Key::new(args.seed, 1);
-    let returns = player.evaluate(&agent, &|| game.make(), args.episodes, args.temperature, key, |done| {
+    let returns = player.evaluate(&agent, game, args.episodes, args.temperature, key, |done| {
         if done == args.episodes || done.is_multiple_of(32) {
             eprintln!("{done} of {} games", args.episodes);
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use agent::train::{Observer, Run, TrainError, Trainer, train};
+use agent::train::{Damaged, Observer, Run, TrainError, Trainer, train};
 use anyhow::{Context, Result};
 use engine::Device;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -18,7 +18,10 @@ use crate::config;
 pub fn run(args: TrainArgs) -> Result<()> {
     let device = Device::cpu(args.threads)?;
     let (run, mut trainer) = match &args.resume {
-        Some(folder) => Run::resume(&device, folder, |warning| eprintln!("warning: {warning}"))?,
+        Some(folder) => {
+            let damaged = if args.forget_damaged { Damaged::Forget } else { Damaged::Refuse };
+            Run::resume(&device, folder, damaged, |warning| eprintln!("warning: {warning}"))?
+        }
         None => create(&args, &device)?,
     };
     let first = trainer.epoch;
@@ -33,13 +36,32 @@ fn create(args: &TrainArgs, device: &Device) -> Result<(Run, Trainer)> {
     let config = config::resolve(&args.config)?;
     let folder = args.out.clone().unwrap_or_else(|| {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-        PathBuf::from("runs").join(&config.env).join(format!("{now}-seed{}", config.seed))
+        PathBuf::from("runs").join(&config.env).join(format!("{}-seed{}", calendar(now), config.seed))
     });
-    let text = toml::to_string(&config)?;
+    let text = config::document(&config)?;
     let (run, trainer) = Run::create(device, config, &folder)?;
     let path = folder.join("config.toml");
     std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     Ok((run, trainer))
+}
+
+/// Seconds since 1970 as date and time of day (UTC), in a form that sorts.
+fn calendar(seconds: u64) -> String {
+    let (mut days, time) = (seconds / 86_400, seconds % 86_400);
+    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let mut year = 1970;
+    while days >= 365 + u64::from(leap(year)) {
+        days -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let mut month = 0;
+    let lengths = [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    while days >= lengths[month] {
+        days -= lengths[month];
+        month += 1;
+    }
+    let (hours, minutes, seconds) = (time / 3600, time / 60 % 60, time % 60);
+    format!("{year}{:02}{:02}-{hours:02}{minutes:02}{seconds:02}", month + 1, days + 1)
 }
 
 /// Shows progress, saves epochs, and stops the run when the user asks for it.
@@ -87,9 +109,10 @@ impl Watch {
             (self.metric("evaluation/return"), self.metric("evaluation/progress"))
         {
             println!(
-                "final evaluation: return {score:.2} (random {:.2}, perfect {:.2}): {:.1}% of the way",
+                "final evaluation: return {score:.2} (random {:.2}, {} {:.2}): {:.1}% of the way",
                 game.random,
-                game.perfect,
+                game.yardstick,
+                game.skilled,
                 100.0 * progress
             );
         }
@@ -98,7 +121,10 @@ impl Watch {
         let phases: Vec<String> =
             phases.iter().map(|(phase, seconds)| format!("{phase} {seconds:.0} s")).collect();
         println!("time: {}", phases.join(", "));
-        println!("next: iris eval {}", self.run.folder().display());
+        let folder = self.run.folder().display();
+        println!("pictures: {folder}/media/{:06}", trainer.epoch);
+        println!("next: iris dream {folder}     (what the world model imagines)");
+        println!("      iris eval {folder}      (100 whole games)");
     }
 }
 
@@ -126,6 +152,9 @@ impl Observer for Watch {
     }
 
     fn epoch_done(&mut self, trainer: &mut Trainer, metrics: &[(String, f64)]) -> Result<(), TrainError> {
+        if metrics.iter().any(|(name, _)| name == "evaluation/return") {
+            trainer.draw(&self.run.folder().join("media").join(format!("{:06}", trainer.epoch)))?;
+        }
         self.run.save(trainer, metrics).map_err(|e| TrainError::Save(e.to_string()))?;
         self.last = metrics.to_vec();
         let mut line = format!(
@@ -147,5 +176,15 @@ impl Observer for Watch {
         }
         eprintln!("{line}");
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn run_folders_are_named_by_date() {
+        assert_eq!(super::calendar(0), "19700101-000000");
+        assert_eq!(super::calendar(951_827_696), "20000229-123456");
+        assert_eq!(super::calendar(1_767_225_599), "20251231-235959");
     }
 }

@@ -1,74 +1,8 @@
-//! `iris train` on tiny budgets, as a user runs it: a whole run, killed and continued, and given nonsense.
+//! `iris train` on tiny budgets, as a user runs it: a whole run, and one given nonsense.
 
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+mod common;
 
-/// A run of four epochs in which every phase happens, in a second or two.
-const SMALL: [&str; 17] = [
-    "epochs=4",
-    "collection.steps=50",
-    "collection.random_epochs=1",
-    "tokenizer.schedule.start_after=0",
-    "tokenizer.schedule.first_updates=3",
-    "tokenizer.schedule.updates=2",
-    "tokenizer.schedule.batch=4",
-    "world_model.schedule.start_after=1",
-    "world_model.schedule.first_updates=3",
-    "world_model.schedule.updates=2",
-    "world_model.schedule.batch=3",
-    "actor_critic.schedule.start_after=1",
-    "actor_critic.schedule.updates=2",
-    "actor_critic.schedule.batch=3",
-    "evaluation.every=2",
-    "evaluation.episodes=2",
-    "evaluation.final_episodes=3",
-];
-
-fn iris() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_iris"))
-}
-
-fn train(folder: &Path, extra: &[&str]) -> Output {
-    iris().arg("train").args(SMALL).args(extra).arg("--out").arg(folder).output().unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Scratch {
-        let path = std::env::temp_dir().join(format!("iris-train-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).unwrap();
-        Scratch(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-/// All that must be the same at the end of a run: newest checkpoint, metrics, replay.
-fn results(run: &Path) -> Vec<(String, Vec<u8>)> {
-    let files = [
-        "metrics.jsonl",
-        "replay/frames.bin",
-        "replay/steps.bin",
-        "checkpoints/000004/agent.safetensors",
-        "checkpoints/000004/optimisers.safetensors",
-        "checkpoints/000004/state.json",
-    ];
-    files
-        .iter()
-        .map(|f| (f.to_string(), std::fs::read(run.join(f)).unwrap_or_else(|e| panic!("{f}: {e}"))))
-        .collect()
-}
+use common::{Scratch, iris, stderr, train};
 
 #[test]
 fn a_run_goes_through_every_phase_and_can_be_evaluated() {
@@ -114,53 +48,6 @@ fn a_run_goes_through_every_phase_and_can_be_evaluated() {
 }
 
 #[test]
-fn a_killed_run_continues_to_the_same_bits() {
-    let scratch = Scratch::new("kill");
-    let (whole, killed) = (scratch.0.join("whole"), scratch.0.join("killed"));
-    assert!(train(&whole, &[]).status.success());
-    for epochs_before in [1, 3] {
-        let _ = std::fs::remove_dir_all(&killed);
-        let mut child =
-            iris().arg("train").args(SMALL).arg("--out").arg(&killed).stderr(Stdio::piped()).spawn().unwrap();
-        // It says so when an epoch is saved; then it is shot in the middle of the next.
-        let announced = format!("epoch {epochs_before}/4");
-        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        assert!(lines.map_while(Result::ok).any(|line| line.starts_with(&announced)));
-        child.kill().unwrap();
-        child.wait().unwrap();
-        let resumed = iris().args(["train", "--threads", "1", "--resume"]).arg(&killed).output().unwrap();
-        assert!(resumed.status.success(), "{}", stderr(&resumed));
-        for ((name, expected), (_, got)) in results(&whole).into_iter().zip(results(&killed)) {
-            assert!(expected == got, "{name} differs after being killed in epoch {}", epochs_before + 1);
-        }
-    }
-}
-
-#[test]
-fn a_damaged_checkpoint_falls_back_to_the_one_before() {
-    let scratch = Scratch::new("damaged");
-    let (whole, damaged) = (scratch.0.join("whole"), scratch.0.join("damaged"));
-    assert!(train(&whole, &[]).status.success());
-    assert!(train(&damaged, &[]).status.success());
-    let newest = damaged.join("checkpoints/000004/optimisers.safetensors");
-    let bytes = std::fs::read(&newest).unwrap();
-    std::fs::write(&newest, &bytes[..bytes.len() / 2]).unwrap();
-    let resumed = iris().args(["train", "--resume"]).arg(&damaged).output().unwrap();
-    assert!(resumed.status.success(), "{}", stderr(&resumed));
-    assert!(stderr(&resumed).contains("trying the checkpoint before it"), "{}", stderr(&resumed));
-    assert!(results(&whole) == results(&damaged));
-
-    // Nothing left to continue from.
-    std::fs::remove_dir_all(damaged.join("checkpoints")).unwrap();
-    let resumed = iris().args(["train", "--resume"]).arg(&damaged).output().unwrap();
-    assert!(
-        !resumed.status.success() && stderr(&resumed).contains("holds no checkpoint"),
-        "{}",
-        stderr(&resumed)
-    );
-}
-
-#[test]
 fn nonsense_is_answered_with_one_line_that_helps() {
     let scratch = Scratch::new("nonsense");
     let run = scratch.0.join("run");
@@ -186,7 +73,7 @@ fn nonsense_is_answered_with_one_line_that_helps() {
             .contains("agent.world_model.heads is 3, which does not divide")
     );
     assert!(refused(&["actor_critic.horizon=9"]).contains("actor_critic.horizon is 9, but must be from 2"));
-    assert!(refused(&["agent.tokenizer.frame_size=64"]).contains("arcade/catch draws 32x32 pixels"));
+    assert!(refused(&["agent.tokenizer.frame_size=36"]).contains("which cannot be halved 3 times"));
     assert!(refused(&["--env", "arcade/cacth"]).contains("Did you mean `arcade/catch`?"));
     assert!(refused(&["--preset", "tinny"]).contains("Did you mean `tiny`?"));
     assert!(refused(&["--config", "no/such/file.toml"]).contains("cannot read no/such/file.toml"));
@@ -213,20 +100,31 @@ fn the_printed_config_is_one_that_train_takes() {
             && changed.contains("env = \"arcade/pong\"")
             && changed.contains("seed = 5")
     );
+    // Every line that sets something is preceded by what it means.
+    let lines: Vec<&str> = changed.lines().collect();
+    let undocumented = lines.windows(2).find(|l| l[1].contains(" = ") && !l[0].starts_with("# "));
+    assert_eq!(undocumented, None);
+    // What a preset says about a game comes before what the user says.
+    assert!(print(&["--env", "arcade/pong"]).contains("vocabulary = 64"));
+    assert!(print(&["--env", "arcade/pong", "agent.tokenizer.vocabulary=16"]).contains("vocabulary = 16"));
     let games = String::from_utf8(iris().arg("envs").output().unwrap().stdout).unwrap();
     assert!(["catch", "pong", "breakout", "freeway"].iter().all(|name| games.contains(name)), "{games}");
 }
 
-#[cfg(target_os = "linux")]
+/// The README's example of a game of one's own, built beside the tests.
 #[test]
-fn a_full_disk_stops_the_run_with_a_clear_line() {
-    // /dev/full accepts nothing; the replay is made to write there.
-    let scratch = Scratch::new("full");
+fn a_game_of_ones_own_is_trained_like_the_others() {
+    let example =
+        std::path::Path::new(env!("CARGO_BIN_EXE_iris")).with_file_name("examples").join("own_game");
+    let scratch = Scratch::new("own");
     let run = scratch.0.join("run");
-    std::fs::create_dir_all(run.join("replay")).unwrap();
-    std::os::unix::fs::symlink("/dev/full", run.join("replay/frames.bin")).unwrap();
-    let output = train(&run, &[]);
-    assert!(!output.status.success());
-    let text = stderr(&output);
-    assert!(text.contains("cannot write the replay") && text.contains("No space left"), "{text}");
+    let output = std::process::Command::new(example)
+        .args(["train", "--env", "my/lamp"])
+        .args(common::SMALL)
+        .arg("--out")
+        .arg(&run)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("steps of my/lamp"));
 }

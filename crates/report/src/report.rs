@@ -124,7 +124,7 @@ impl Report {
 
     /// Whether scores are measured against humans throughout.
     pub fn human_normalised(&self) -> bool {
-        self.games.iter().all(|game| !game.game.contains('/'))
+        self.games.iter().all(|game| game.human.is_some() && !game.game.contains('/'))
     }
 
     pub fn has_curves(&self) -> bool {

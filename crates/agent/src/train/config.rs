@@ -1,15 +1,20 @@
 //! Everything a run is determined by. The defaults are the paper's.
 
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{AgentConfig, Returns};
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainConfig {
-    /// The game.
+    /// The game; `iris envs` lists them.
     pub env: String,
+    /// Everything random in the run follows from it.
     pub seed: u64,
+    /// How often to play and learn; see `collection` and the three schedules.
     pub epochs: usize,
     pub agent: AgentConfig,
     pub collection: CollectionConfig,
@@ -37,7 +42,32 @@ impl Default for TrainConfig {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+impl TrainConfig {
+    /// What every key means, by its dotted name: the doc comments of the structs.
+    pub fn key_docs() -> BTreeMap<String, String> {
+        let settings = schemars::generate::SchemaSettings::default().with(|s| s.inline_subschemas = true);
+        let schema = settings.into_generator().into_root_schema_for::<TrainConfig>();
+        let mut docs = BTreeMap::new();
+        collect_docs(schema.as_value(), "", &mut docs);
+        docs
+    }
+}
+
+fn collect_docs(schema: &serde_json::Value, path: &str, docs: &mut BTreeMap<String, String>) {
+    for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+        let key = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+        match property["properties"].is_object() {
+            true => collect_docs(property, &key, docs),
+            false => {
+                // Lines of a comment are one sentence after the other.
+                let doc = property["description"].as_str().unwrap_or_default().replace('\n', " ");
+                docs.insert(key, doc);
+            }
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CollectionConfig {
     /// Steps played per epoch.
@@ -48,6 +78,7 @@ pub struct CollectionConfig {
     pub random_epochs: usize,
     /// Share of random actions afterwards.
     pub epsilon: f32,
+    /// Temperature at which the policy samples while it plays.
     pub temperature: f32,
 }
 
@@ -58,7 +89,7 @@ impl Default for CollectionConfig {
 }
 
 /// When and how much a network learns.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Schedule {
     /// Epochs before it starts.
@@ -67,8 +98,11 @@ pub struct Schedule {
     pub first_updates: usize,
     /// Updates per epoch.
     pub updates: usize,
+    /// Frames (tokenizer), sequences (world model) or dreams (actor-critic) of an update.
     pub batch: usize,
+    /// Adam's step size.
     pub learning_rate: f32,
+    /// Gradients of a longer norm are scaled down to it.
     pub max_grad_norm: f32,
 }
 
@@ -96,7 +130,7 @@ impl Schedule {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TokenizerTraining {
     pub schedule: Schedule,
@@ -113,10 +147,11 @@ impl Default for TokenizerTraining {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorldModelTraining {
     pub schedule: Schedule,
+    /// Weight decay of linear weights; biases, norms and embeddings have none.
     pub weight_decay: f32,
 }
 
@@ -129,7 +164,7 @@ impl Default for WorldModelTraining {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ActorCriticTraining {
     pub schedule: Schedule,
@@ -151,14 +186,16 @@ impl Default for ActorCriticTraining {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct EvaluationConfig {
     /// Epochs between evaluations.
     pub every: usize,
+    /// Whole games per evaluation.
     pub episodes: usize,
     /// Episodes of the last evaluation.
     pub final_episodes: usize,
+    /// Temperature at which the policy samples while it is evaluated.
     pub temperature: f32,
 }
 
@@ -168,15 +205,41 @@ impl Default for EvaluationConfig {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ReplayConfig {
     /// Steps kept; the oldest episodes go first.
     pub max_steps: usize,
+    /// Bytes on disk kept, if that is less; 0 for no such limit. Files are deleted a segment at a time, a little later.
+    pub max_bytes: u64,
 }
 
 impl Default for ReplayConfig {
     fn default() -> ReplayConfig {
-        ReplayConfig { max_steps: 100_000 }
+        ReplayConfig { max_steps: 100_000, max_bytes: 0 }
+    }
+}
+
+impl ReplayConfig {
+    /// Steps that may be kept when each takes so many bytes.
+    pub fn steps(&self, step_bytes: usize) -> usize {
+        match self.max_bytes {
+            0 => self.max_steps,
+            bytes => self.max_steps.min((bytes / step_bytes as u64) as usize),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_is_documented() {
+        let docs = TrainConfig::key_docs();
+        let undocumented: Vec<_> =
+            docs.iter().filter(|(_, doc)| doc.is_empty()).map(|(key, _)| key).collect();
+        assert!(undocumented.is_empty(), "{undocumented:?}");
+        assert!(docs.len() > 50 && docs.contains_key("actor_critic.returns.gamma"), "{}", docs.len());
     }
 }

@@ -2,21 +2,23 @@
 
 mod cache;
 mod config;
+mod media;
 mod run;
+mod tensorboard;
 
 use engine::{Adam, Buffer, Device, Key, Lstm, Rng, Stepper, Tensor};
-use envs::{Env, Game};
+use envs::{Env, Game, Purpose};
 
 pub use config::{
     ActorCriticTraining, CollectionConfig, EvaluationConfig, ReplayConfig, Schedule, TokenizerTraining,
     TrainConfig, WorldModelTraining,
 };
 
-pub use run::{Run, RunError};
+pub use run::{Damaged, Run, RunError};
 
 use crate::player::episode_seed;
 use crate::replay::{Record, Replay, ReplayError, Segment};
-use crate::{Agent, Dreamer, Perceptual, PlayError, Player, WorldModelBatch};
+use crate::{Acting, Agent, Dreamer, Perceptual, PlayError, Player, WorldModelBatch};
 use cache::Cache;
 
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +61,7 @@ enum Stream {
     ActorCriticBatches,
     Dream,
     Evaluate,
+    Media,
 }
 
 /// Mean of a loss over an epoch.
@@ -135,13 +138,8 @@ impl Trainer {
         epoch: usize,
     ) -> Result<Trainer> {
         let game = Game::find(&config.env)?;
-        let mut env = game.make();
-        if let Some(episode) = replay.open_episode() {
-            env.reset(episode.seed);
-            for record in episode.start..episode.start + episode.len {
-                env.step(replay.record(record)?.action as usize)?;
-            }
-        }
+        let mut env = game.make(Purpose::Train, config.agent.tokenizer.frame_size)?;
+        replay_open_game(env.as_mut(), &replay)?;
         let (t, w, p) = (&config.agent.tokenizer, &config.agent.world_model, &config.actor_critic);
         let (batch, steps) = (config.world_model.schedule.batch, w.steps);
         let integers = |name: &str| device.buffer::<i32>(name, [batch, steps]);
@@ -203,8 +201,8 @@ impl Trainer {
         for step in 0..config.steps {
             if self.replay.open_episode().is_none() {
                 let seed = episode_seed(self.config.seed, self.replay.table().records);
+                self.replay.begin_episode(seed, self.env.continues());
                 self.env.reset(seed);
-                self.replay.begin_episode(seed);
                 self.player.forget(0)?;
             }
             self.env.render(&mut frame);
@@ -350,7 +348,7 @@ impl Trainer {
                 .map(|_| self.replay.sample_ending(&mut rng, config.burn_in + 1))
                 .collect();
             self.fill_dream_start(&segments, config.burn_in)?;
-            let dreamt = self.dreamer.dream(&self.agent, 1.0)?;
+            let dreamt = self.dreamer.dream(&self.agent, Acting::Policy { temperature: 1.0 })?;
             let policy = &self.agent.actor_critic;
             let losses = self.stepper.run(|tape| -> engine::Result<_> {
                 let frames = tape.buffer(&dreamt.frames)?;
@@ -407,10 +405,9 @@ impl Trainer {
         // Evaluation games are none of those that were collected.
         let key = Key { seed: self.config.seed ^ 0xE7A1, ..self.key(Stream::Evaluate) };
         let mut going_on = true;
-        let returns =
-            player.evaluate(&self.agent, &|| game.make(), episodes, config.temperature, key, |done| {
-                going_on &= observer.progress("evaluate", done, episodes);
-            })?;
+        let returns = player.evaluate(&self.agent, game, episodes, config.temperature, key, |done| {
+            going_on &= observer.progress("evaluate", done, episodes);
+        })?;
         if !going_on {
             return Err(TrainError::Interrupted);
         }
@@ -437,6 +434,20 @@ impl Trainer {
             false => Err(TrainError::Interrupted),
         }
     }
+}
+
+/// Plays the game that an unfinished episode belongs to again, up to where it was: from its last fresh start, over the lives lost since.
+fn replay_open_game(env: &mut dyn Env, replay: &Replay) -> Result<()> {
+    if replay.open_episode().is_none() {
+        return Ok(());
+    }
+    for episode in &replay.table().episodes[replay.newest_game()..] {
+        env.reset(episode.seed);
+        for record in episode.start..episode.start + episode.len {
+            env.step(replay.record(record)?.action as usize)?;
+        }
+    }
+    Ok(())
 }
 
 fn adam(schedule: &Schedule, weight_decay: f32) -> Adam {

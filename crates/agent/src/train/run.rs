@@ -3,6 +3,8 @@
 //! ```text
 //! config.toml            the resolved config
 //! metrics.jsonl          one line per epoch
+//! tensorboard/           the same as an event file
+//! media/000012/          pictures of what the networks made of things after 12 epochs
 //! replay/                see `Replay`
 //! checkpoints/000012/    all state after 12 epochs; the last two are kept
 //! ```
@@ -16,10 +18,10 @@ use engine::Device;
 use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
 
-use super::{TrainConfig, TrainError, Trainer};
+use super::{TrainConfig, TrainError, Trainer, tensorboard};
 use crate::Agent;
 use crate::checkpoint::{CheckpointError, Entry, io, write_atomically, write_safetensors};
-use crate::replay::{Replay, ReplayError, Table};
+use crate::replay::{Access, Replay, ReplayError, Table};
 
 /// Checkpoints that are kept.
 const KEPT: usize = 2;
@@ -33,9 +35,11 @@ pub enum RunError {
     Replay(#[from] ReplayError),
     #[error(transparent)]
     Train(#[from] Box<TrainError>),
+    #[error("{reason}; --forget-damaged continues without the episodes that are damaged")]
+    DamagedReplay { reason: ReplayError },
     #[error("{path} already holds a run: continue it with --resume, or choose another folder")]
     Exists { path: PathBuf },
-    #[error("{path} holds no checkpoint that can be continued{}", reason.as_ref().map_or(String::new(), |r| format!(": {r}")))]
+    #[error("{path} holds no checkpoint that can be continued{}", reason.as_ref().map_or(String::new(), |r| format!(": {r}. If it is the replay, --forget-damaged continues without the episodes concerned")))]
     NothingToResume { path: PathBuf, reason: Option<String> },
 }
 
@@ -52,31 +56,46 @@ struct State {
     metrics_bytes: u64,
 }
 
+/// What to do about episodes of the replay whose checksums are wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Damaged {
+    Refuse,
+    Forget,
+}
+
 pub struct Run {
     folder: PathBuf,
 }
 
 impl Run {
-    /// Starts a run in a new folder.
+    /// Starts a run in a new folder, with a first checkpoint, so that it can be continued from the first moment on.
     pub fn create(device: &Device, config: TrainConfig, folder: &Path) -> Result<(Run, Trainer)> {
-        if folder.join("checkpoints").exists() {
+        let run = Run { folder: folder.into() };
+        if !run.checkpoints()?.is_empty() {
             return Err(RunError::Exists { path: folder.into() });
         }
-        let run = Run { folder: folder.into() };
         std::fs::create_dir_all(folder.join("checkpoints")).map_err(|e| io("create", folder, e))?;
         let agent = Agent::new(device, &config.agent, config.seed).map_err(CheckpointError::from)?;
-        let replay = run.open_replay(&config, Table::default())?;
-        let trainer = Trainer::new(device, config, agent, replay, 0).map_err(Box::new)?;
+        let replay = run.open_replay(&config, Table::default(), Access::Write)?;
+        let mut trainer = Trainer::new(device, config, agent, replay, 0).map_err(Box::new)?;
+        run.write_checkpoint(&mut trainer, 0)?;
         Ok((run, trainer))
     }
 
     /// Continues the run in `folder` from its newest checkpoint that can be read. `warn` hears about one that cannot.
-    pub fn resume(device: &Device, folder: &Path, mut warn: impl FnMut(String)) -> Result<(Run, Trainer)> {
+    pub fn resume(
+        device: &Device,
+        folder: &Path,
+        damaged: Damaged,
+        mut warn: impl FnMut(String),
+    ) -> Result<(Run, Trainer)> {
         let run = Run { folder: folder.into() };
         let mut reason = None;
         for checkpoint in run.checkpoints()?.into_iter().rev() {
-            match run.load(device, &checkpoint) {
+            match run.load(device, &checkpoint, damaged, &mut warn) {
                 Ok(trainer) => return Ok((run, trainer)),
+                // The checkpoint is good, and the one before it would lose more.
+                Err(error @ RunError::DamagedReplay { .. }) => return Err(error),
                 Err(error) => {
                     warn(format!("{error}; trying the checkpoint before it"));
                     reason.get_or_insert(error.to_string());
@@ -93,16 +112,15 @@ impl Run {
     /// The agent of the newest checkpoint of a run.
     pub fn newest_agent(device: &Device, folder: &Path) -> Result<(TrainConfig, Agent)> {
         let run = Run { folder: folder.into() };
-        let Some(newest) = run.checkpoints()?.pop() else {
-            return Err(RunError::NothingToResume { path: folder.into(), reason: None });
-        };
+        let newest = run.newest()?;
         let state = read_state(&newest)?;
         Ok((state.config, Agent::load(device, &newest)?.0))
     }
 
-    fn open_replay(&self, config: &TrainConfig, table: Table) -> Result<Replay> {
+    fn open_replay(&self, config: &TrainConfig, table: Table, access: Access) -> Result<Replay> {
         let size = config.agent.tokenizer.frame_size;
-        Ok(Replay::open(&self.folder.join("replay"), size * size * 3, config.replay.max_steps, table)?)
+        let max_steps = config.replay.steps(Replay::step_bytes(size * size * 3));
+        Ok(Replay::open(&self.folder.join("replay"), size * size * 3, max_steps, table, access)?)
     }
 
     /// Finished checkpoints, oldest first.
@@ -117,20 +135,54 @@ impl Run {
         Ok(found)
     }
 
-    fn load(&self, device: &Device, checkpoint: &Path) -> Result<Trainer> {
+    /// The agent of the newest checkpoint with its config and the replay as it was then. Nothing is changed; the run may be going on.
+    pub fn look(device: &Device, folder: &Path) -> Result<(TrainConfig, Agent, Replay)> {
+        let run = Run { folder: folder.into() };
+        let newest = run.newest()?;
+        let state = read_state(&newest)?;
+        let replay = run.open_replay(&state.config, state.replay, Access::Read)?;
+        Ok((state.config, Agent::load(device, &newest)?.0, replay))
+    }
+
+    fn newest(&self) -> Result<PathBuf> {
+        let newest = self.checkpoints()?.pop();
+        newest.ok_or_else(|| RunError::NothingToResume { path: self.folder.clone(), reason: None })
+    }
+
+    fn load(
+        &self,
+        device: &Device,
+        checkpoint: &Path,
+        damaged: Damaged,
+        warn: &mut impl FnMut(String),
+    ) -> Result<Trainer> {
         let state = read_state(checkpoint)?;
         let (agent, _) = Agent::load(device, checkpoint)?;
         read_optimisers(&agent, &checkpoint.join("optimisers.safetensors"))?;
-        let metrics = self.folder.join("metrics.jsonl");
-        let cut = OpenOptions::new().create(true).write(true).truncate(false).open(&metrics);
-        cut.and_then(|file| file.set_len(state.metrics_bytes)).map_err(|e| io("cut back", &metrics, e))?;
-        let replay = self.open_replay(&state.config, state.replay)?;
+        let mut replay = self.open_replay(&state.config, state.replay, Access::Write)?;
+        let mut bad = replay.damaged_episodes()?;
+        if damaged == Damaged::Refuse && !bad.is_empty() {
+            return Err(match bad.swap_remove(0).1 {
+                // The checkpoint before may do without what is missing.
+                error @ ReplayError::CutOff { .. } => error.into(),
+                reason => RunError::DamagedReplay { reason },
+            });
+        }
+        for (_, error) in &bad {
+            warn(format!("{error}; its episode is forgotten"));
+        }
+        replay.forget(&bad.iter().map(|(episode, _)| *episode).collect::<Vec<_>>());
+        self.cut_metrics_back(state.metrics_bytes)?;
         Ok(Trainer::new(device, state.config, agent, replay, state.epoch).map_err(Box::new)?)
     }
 
     /// Appends the epoch's metrics and writes a checkpoint; it is there whole or not at all.
     pub fn save(&self, trainer: &mut Trainer, metrics: &[(String, f64)]) -> Result<()> {
         let metrics_bytes = self.append_metrics(trainer.epoch, metrics)?;
+        self.write_checkpoint(trainer, metrics_bytes)
+    }
+
+    fn write_checkpoint(&self, trainer: &mut Trainer, metrics_bytes: u64) -> Result<()> {
         trainer.replay.flush()?;
         let folder = self.folder.join("checkpoints");
         let (partial, done) = (folder.join("partial"), folder.join(format!("{:06}", trainer.epoch)));
@@ -151,26 +203,76 @@ impl Run {
         write_atomically(&path, text.as_bytes())?;
         let _ = std::fs::remove_dir_all(&done);
         std::fs::rename(&partial, &done).map_err(|e| io("write", &done, e))?;
-        let checkpoints = self.checkpoints()?;
-        for old in &checkpoints[..checkpoints.len().saturating_sub(KEPT)] {
-            std::fs::remove_dir_all(old).map_err(|e| io("remove", old, e))?;
+        let mut checkpoints = self.checkpoints()?;
+        for old in checkpoints.drain(..checkpoints.len().saturating_sub(KEPT)) {
+            std::fs::remove_dir_all(&old).map_err(|e| io("remove", &old, e))?;
         }
-        Ok(())
+        // What even the oldest checkpoint does not know any more.
+        let oldest = read_state(&checkpoints[0])?.replay;
+        let needed = oldest.episodes.first().map_or(oldest.records, |e| e.start);
+        Ok(trainer.replay.discard_before(needed)?)
     }
 
     fn append_metrics(&self, epoch: usize, metrics: &[(String, f64)]) -> Result<u64> {
-        let path = self.folder.join("metrics.jsonl");
         let mut line = serde_json::Map::from_iter([("epoch".to_string(), epoch.into())]);
         line.extend(metrics.iter().map(|(name, value)| (name.clone(), (*value).into())));
-        let text = format!("{}\n", serde_json::Value::Object(line));
-        let append = || -> std::io::Result<u64> {
-            let mut file = OpenOptions::new().create(true).append(true).open(&path)?;
-            file.write_all(text.as_bytes())?;
-            file.sync_data()?;
-            Ok(file.metadata()?.len())
-        };
-        Ok(append().map_err(|e| io("write", &path, e))?)
+        let text = format!("{}\n", serde_json::Value::Object(line.clone()));
+        let bytes = append(&self.metrics_path(), text.as_bytes())?;
+        let events = self.events_path();
+        if !events.exists() {
+            append(&events, &tensorboard::header())?;
+        }
+        append(&events, &event(&line))?;
+        Ok(bytes)
     }
+
+    fn metrics_path(&self) -> PathBuf {
+        self.folder.join("metrics.jsonl")
+    }
+
+    fn events_path(&self) -> PathBuf {
+        // TensorBoard looks for this beginning; what follows is ours.
+        self.folder.join("tensorboard").join("events.out.tfevents.0.iris")
+    }
+
+    /// Forgets metrics of epochs that were not finished, and writes the event file anew from the others.
+    fn cut_metrics_back(&self, bytes: u64) -> Result<()> {
+        let path = self.metrics_path();
+        let cut = OpenOptions::new().create(true).write(true).truncate(false).open(&path);
+        cut.and_then(|file| file.set_len(bytes)).map_err(|e| io("cut back", &path, e))?;
+        let text = std::fs::read_to_string(&path).map_err(|e| io("read", &path, e))?;
+        let mut events = tensorboard::header();
+        for line in text.lines() {
+            let line = serde_json::from_str(line)
+                .map_err(|e| CheckpointError::BadConfig { path: path.clone(), reason: e.to_string() })?;
+            events.extend(event(&line));
+        }
+        let path = self.events_path();
+        let _ = std::fs::remove_file(&path);
+        append(&path, &events)?;
+        Ok(())
+    }
+}
+
+/// A line of the metrics as an event.
+fn event(line: &serde_json::Map<String, serde_json::Value>) -> Vec<u8> {
+    let epoch = line.get("epoch").and_then(|e| e.as_u64()).unwrap_or_default();
+    let values = line.iter().filter(|(name, _)| *name != "epoch");
+    let values: Vec<(String, f64)> =
+        values.filter_map(|(name, value)| Some((name.clone(), value.as_f64()?))).collect();
+    tensorboard::scalars(epoch as usize, &values)
+}
+
+/// Appends to a file, which is made if need be, and returns its length.
+fn append(path: &Path, bytes: &[u8]) -> Result<u64> {
+    let append = || -> std::io::Result<u64> {
+        path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+        let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+        file.write_all(bytes)?;
+        file.sync_data()?;
+        Ok(file.metadata()?.len())
+    };
+    Ok(append().map_err(|e| io("write", path, e))?)
 }
 
 fn read_state(checkpoint: &Path) -> Result<State> {

@@ -40,7 +40,7 @@ impl Catch {
 }
 
 impl Env for Catch {
-    fn action_names(&self) -> &'static [&'static str] {
+    fn action_names(&self) -> &[&'static str] {
         &["left", "stay", "right"]
     }
 

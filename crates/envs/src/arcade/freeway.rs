@@ -94,7 +94,7 @@ impl Freeway {
 }
 
 impl Env for Freeway {
-    fn action_names(&self) -> &'static [&'static str] {
+    fn action_names(&self) -> &[&'static str] {
         &["up", "stay", "down"]
     }
 

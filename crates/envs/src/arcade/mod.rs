@@ -25,29 +25,33 @@ pub static GAMES: [Game; 4] = [
         name: "arcade/catch",
         rules: "A ball falls; move the paddle under it. +1 for a catch, -1 for a miss; five balls.",
         random: -2.55,
-        perfect: 5.0,
-        make: || Box::new(Catch::new()),
+        skilled: 5.0,
+        yardstick: "perfect",
+        make: |_, _| Ok(Box::new(Catch::new())),
     },
     Game {
         name: "arcade/pong",
         rules: "Return the ball past an opponent who is a little slow. +1 for a point won, -1 for one lost; five points.",
         random: -2.89,
-        perfect: 5.00,
-        make: || Box::new(Pong::new()),
+        skilled: 5.0,
+        yardstick: "perfect",
+        make: |_, _| Ok(Box::new(Pong::new())),
     },
     Game {
         name: "arcade/breakout",
         rules: "Knock out sixteen bricks with a ball that must not get past the paddle. +1 per brick; over when the ball is lost.",
         random: 1.35,
-        perfect: 9.77,
-        make: || Box::new(Breakout::new()),
+        skilled: 9.77,
+        yardstick: "perfect",
+        make: |_, _| Ok(Box::new(Breakout::new())),
     },
     Game {
         name: "arcade/freeway",
         rules: "Cross six lanes of traffic, again and again; being hit sends you back. +1 per crossing; 100 steps.",
         random: 0.22,
-        perfect: 12.00,
-        make: || Box::new(Freeway::new()),
+        skilled: 12.0,
+        yardstick: "perfect",
+        make: |_, _| Ok(Box::new(Freeway::new())),
     },
 ];
 
@@ -86,7 +90,7 @@ fn moved(position: usize, action: usize, last: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Env, Random};
+    use crate::{Env, Purpose, Random};
 
     /// Mean return of a way to play.
     fn mean_return<E: Env>(
@@ -115,7 +119,7 @@ mod tests {
         let actions = make().action_names().len();
         let random = mean_return(make(), 3000, |_, random| random.below(actions));
         let perfect = mean_return(make(), 500, |env, _| oracle(env));
-        let agree = (random - game.random).abs() < 0.15 && (perfect - game.perfect).abs() < 0.1;
+        let agree = (random - game.random).abs() < 0.15 && (perfect - game.skilled).abs() < 0.1;
         assert!(agree, "{name}: random play gives {random}, perfect play {perfect}");
     }
 
@@ -131,7 +135,7 @@ mod tests {
     fn games_follow_their_seed_and_draw_what_they_are() {
         for game in &GAMES {
             let play = |seed: u64| {
-                let mut env = game.make();
+                let mut env = game.make(Purpose::Train, SIZE).unwrap();
                 let mut random = Random::new(5);
                 let mut frames = Vec::new();
                 env.reset(seed);
@@ -147,7 +151,7 @@ mod tests {
             };
             assert_eq!(play(1), play(1), "{}", game.name);
             assert_ne!(play(1), play(7), "{}", game.name);
-            let mut env = game.make();
+            let mut env = game.make(Purpose::Train, SIZE).unwrap();
             env.reset(0);
             let mut frame = vec![7; SIZE * SIZE * 3];
             env.render(&mut frame);
@@ -161,7 +165,7 @@ mod tests {
     #[test]
     fn episodes_end() {
         for game in &GAMES {
-            let mut env = game.make();
+            let mut env = game.make(Purpose::Train, SIZE).unwrap();
             env.reset(3);
             let steps = (1..=2000).find(|i| env.step(i % 2).unwrap().done());
             assert!(steps.is_some(), "{} goes on for ever", game.name);

@@ -1,0 +1,183 @@
+//! Pictures of frames: strips as PNG, animations as GIF.
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::Path;
+
+use crate::checkpoint::{CheckpointError, io};
+
+type Colour = [u8; 3];
+
+const PAPER: Colour = [24, 24, 27];
+const REWARD: Colour = [240, 228, 66];
+const PENALTY: Colour = [86, 180, 233];
+const END: Colour = [213, 60, 60];
+
+/// Space around a frame in a strip; its colour says what the step brought.
+const BORDER: usize = 3;
+/// Frames are enlarged to about this many pixels.
+const TARGET: usize = 96;
+
+/// An RGB image.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Picture {
+    width: usize,
+    height: usize,
+    pixels: Vec<Colour>,
+}
+
+/// A frame of a strip: RGB bytes of a square image, and what the step from it brought.
+#[derive(Clone, Debug, Default)]
+pub struct Cell {
+    pub frame: Vec<u8>,
+    pub reward: f32,
+    pub end: bool,
+}
+
+impl Cell {
+    /// A frame in [0, 1] as the networks have it.
+    pub fn from_floats(frame: &[f32], reward: f32, end: bool) -> Cell {
+        let frame = frame.iter().map(|value| (value.clamp(0.0, 1.0) * 255.0).round() as u8).collect();
+        Cell { frame, reward, end }
+    }
+
+    /// Yellow for a reward, blue for a penalty, red for an end.
+    fn border(&self) -> Colour {
+        match (self.end, self.reward) {
+            (true, _) => END,
+            (_, reward) if reward > 0.0 => REWARD,
+            (_, reward) if reward < 0.0 => PENALTY,
+            _ => PAPER,
+        }
+    }
+}
+
+impl Picture {
+    fn new(width: usize, height: usize) -> Picture {
+        Picture { width, height, pixels: vec![PAPER; width * height] }
+    }
+
+    pub fn size(&self) -> (usize, usize) {
+        (self.width, self.height)
+    }
+
+    fn fill(&mut self, (x, y): (usize, usize), (width, height): (usize, usize), colour: Colour) {
+        for row in self.pixels.chunks_exact_mut(self.width).skip(y).take(height) {
+            row[x..x + width].fill(colour);
+        }
+    }
+
+    /// Rows of frames of `size`x`size` pixels, one under the other.
+    pub fn strip(rows: &[Vec<Cell>], size: usize) -> Picture {
+        let scale = (TARGET / size).max(1);
+        let step = size * scale + 2 * BORDER;
+        let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+        let mut picture = Picture::new((columns * step).max(1), (rows.len() * step).max(1));
+        for (y, row) in rows.iter().enumerate() {
+            for (x, cell) in row.iter().enumerate() {
+                picture.fill((x * step, y * step), (step, step), cell.border());
+                for (at, pixel) in cell.frame.as_chunks::<3>().0.iter().enumerate() {
+                    let corner =
+                        (x * step + BORDER + at % size * scale, y * step + BORDER + at / size * scale);
+                    picture.fill(corner, (scale, scale), *pixel);
+                }
+            }
+        }
+        picture
+    }
+
+    /// One picture per step, with the rows' frames beside each other. A row that is over stays at its last frame.
+    pub fn animation(rows: &[Vec<Cell>], size: usize) -> Vec<Picture> {
+        let steps = rows.iter().map(Vec::len).max().unwrap_or(0);
+        let at = |t: usize| {
+            let cells = rows.iter().filter_map(|row| row.get(t).or(row.last()).cloned()).collect();
+            Picture::strip(&[cells], size)
+        };
+        (0..steps).map(at).collect()
+    }
+
+    pub fn write_png(&self, path: &Path) -> Result<(), CheckpointError> {
+        let write = || -> Result<(), png::EncodingError> {
+            let file = BufWriter::new(File::create(path)?);
+            let mut encoder = png::Encoder::new(file, self.width as u32, self.height as u32);
+            encoder.set_color(png::ColorType::Rgb);
+            encoder.set_depth(png::BitDepth::Eight);
+            encoder.write_header()?.write_image_data(self.pixels.as_flattened())
+        };
+        write().map_err(|e| io("write", path, std::io::Error::other(e)))
+    }
+}
+
+/// Writes an animation that repeats, `delay` hundredths of a second per picture. All pictures have the size of the first.
+pub fn write_gif(pictures: &[Picture], delay: u16, path: &Path) -> Result<(), CheckpointError> {
+    let Some((width, height)) = pictures.first().map(Picture::size) else { return Ok(()) };
+    let write = || -> Result<(), gif::EncodingError> {
+        let file = BufWriter::new(File::create(path)?);
+        let mut encoder = gif::Encoder::new(file, width as u16, height as u16, &[])?;
+        encoder.set_repeat(gif::Repeat::Infinite)?;
+        for picture in pictures {
+            let mut frame =
+                gif::Frame::from_rgb_speed(width as u16, height as u16, picture.pixels.as_flattened(), 10);
+            frame.delay = delay;
+            encoder.write_frame(&frame)?;
+        }
+        Ok(())
+    };
+    write().map_err(|e| io("write", path, std::io::Error::other(e)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strips_say_what_a_step_brought() {
+        let cell = |value: u8, reward: f32, end: bool| Cell { frame: vec![value; 32 * 32 * 3], reward, end };
+        let rows = [
+            vec![cell(10, 0.0, false), cell(20, 1.0, false)],
+            vec![cell(30, -1.0, false), cell(40, 1.0, true)],
+        ];
+        let picture = Picture::strip(&rows, 32);
+        let step = 32 * 3 + 2 * BORDER;
+        assert_eq!(picture.size(), (2 * step, 2 * step));
+        let pixel = |x: usize, y: usize| picture.pixels[y * picture.width + x];
+        assert_eq!(
+            [pixel(0, 0), pixel(step, 0), pixel(0, step), pixel(step, step)],
+            [PAPER, REWARD, PENALTY, END]
+        );
+        assert_eq!(pixel(step + BORDER, BORDER), [20; 3]);
+        assert_eq!(pixel(2 * step - 1 - BORDER, 2 * step - 1 - BORDER), [40; 3]);
+        // The shorter row waits for the longer.
+        let animation = Picture::animation(&[rows[0].clone(), rows[1][..1].to_vec()], 32);
+        assert_eq!((animation.len(), animation[1].size()), (2, (2 * step, step)));
+        assert_eq!(animation[1].pixels[BORDER * 2 * step + step + BORDER], [30; 3]);
+    }
+
+    #[test]
+    fn files_can_be_read_back() {
+        let folder = std::env::temp_dir().join(format!("iris-picture-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let cell = Cell { frame: (0..48).map(|i| i * 5).collect(), ..Cell::default() };
+        let picture = Picture::strip(&[vec![cell]], 4);
+        picture.write_png(&folder.join("a.png")).unwrap();
+        let file = std::io::BufReader::new(File::open(folder.join("a.png")).unwrap());
+        let mut reader = png::Decoder::new(file).read_info().unwrap();
+        let mut bytes = vec![0; reader.output_buffer_size().unwrap()];
+        reader.next_frame(&mut bytes).unwrap();
+        assert_eq!(bytes, picture.pixels.as_flattened());
+        write_gif(&[picture.clone(), picture.clone()], 10, &folder.join("a.gif")).unwrap();
+        let mut reader =
+            gif::DecodeOptions::new().read_info(File::open(folder.join("a.gif")).unwrap()).unwrap();
+        let mut frames = 0;
+        while let Some(frame) = reader.read_next_frame().unwrap() {
+            assert_eq!(
+                (frame.width as usize, frame.height as usize, frame.delay),
+                (picture.width, picture.height, 10)
+            );
+            frames += 1;
+        }
+        assert_eq!(frames, 2);
+        assert!(picture.write_png(&folder.join("no/such/folder.png")).is_err());
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}

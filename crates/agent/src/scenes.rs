@@ -1,0 +1,117 @@
+//! What the networks make of recorded frames, as rows of cells for pictures.
+
+use engine::{Device, Key, Stepper};
+
+use crate::picture::Cell;
+use crate::train::TrainError;
+use crate::{Acting, Agent, Dreamer, Replay};
+
+type Result<T, E = TrainError> = std::result::Result<T, E>;
+
+/// An agent and the replay it is shown.
+pub struct Scenes<'a> {
+    pub device: &'a Device,
+    pub agent: &'a Agent,
+    pub replay: &'a Replay,
+    /// Frames that warm the policy up before a dream.
+    pub burn_in: usize,
+}
+
+impl Scenes<'_> {
+    fn frame_size(&self) -> usize {
+        self.agent.config.tokenizer.frame_size
+    }
+
+    /// Recorded steps, from `record` to at most the end of its episode.
+    pub fn recorded(&self, record: usize, steps: usize) -> Result<Vec<Cell>> {
+        let episode =
+            self.replay.table().episodes.iter().find(|e| (e.start..e.start + e.len).contains(&record));
+        let end = episode.map_or(record, |e| e.start + e.len).min(record + steps);
+        let cell = |record: usize| {
+            let mut frame = vec![0; self.frame_size().pow(2) * 3];
+            self.replay.frame(record, &mut frame)?;
+            let step = self.replay.record(record)?;
+            Ok(Cell { frame, reward: step.reward, end: step.end })
+        };
+        (record..end).map(cell).collect()
+    }
+
+    /// The same steps as the tokenizer sees them, with the tokens of each.
+    pub fn reconstructed(&self, cells: &[Cell]) -> Result<(Vec<Cell>, Vec<i32>)> {
+        let size = self.frame_size();
+        let mut stepper = Stepper::new(self.device, Key::new(0, 0));
+        let frame = self.device.buffer::<u8>("frame", [1, size, size, 3]);
+        let (mut out, mut tokens) = (Vec::with_capacity(cells.len()), Vec::new());
+        for cell in cells {
+            frame.write(&cell.frame)?;
+            let (pixels, codes) = stepper.infer(|tape| -> engine::Result<(Vec<f32>, Vec<i32>)> {
+                let x = tape.buffer(&frame)?;
+                let (codes, pixels) = self.agent.tokenizer.reconstruct(tape, x)?;
+                Ok((tape.read(pixels)?, tape.read(codes)?))
+            })?;
+            out.push(Cell::from_floats(&pixels, cell.reward, cell.end));
+            tokens.extend(codes);
+        }
+        Ok((out, tokens))
+    }
+
+    /// A dream from each of the records, `horizon` steps long or until it ends.
+    pub fn dreams(
+        &self,
+        records: &[usize],
+        horizon: usize,
+        acting: Acting,
+        key: Key,
+    ) -> Result<Vec<Vec<Cell>>> {
+        let pixels = self.frame_size().pow(2) * 3;
+        let mut dreamer = Dreamer::new(self.device, self.agent, records.len(), horizon, self.burn_in, key);
+        let mut frames = vec![0.0; records.len() * self.burn_in * pixels];
+        let mut mask = vec![0; records.len() * self.burn_in];
+        let mut first = Vec::new();
+        for (row, &record) in records.iter().enumerate() {
+            let before = self.before(record);
+            let (seen, tokens) = self.reconstructed(&self.recorded(record - before, before + 1)?)?;
+            let k = tokens.len() / seen.len().max(1);
+            first.extend_from_slice(&tokens[tokens.len() - k..]);
+            for (step, cell) in seen[..seen.len() - 1].iter().enumerate() {
+                let at = row * self.burn_in + self.burn_in - before + step;
+                mask[at] = 1;
+                let bytes = cell.frame.iter().map(|byte| f32::from(*byte) / 255.0);
+                frames[at * pixels..(at + 1) * pixels]
+                    .iter_mut()
+                    .zip(bytes)
+                    .for_each(|(to, from)| *to = from);
+            }
+        }
+        let start = dreamer.start();
+        start.frames.write(&frames)?;
+        start.mask.write(&mask)?;
+        start.tokens.write(&first)?;
+        let dreamt = dreamer.dream(self.agent, acting)?;
+        let (frames, rewards, ends) =
+            (dreamt.frames.read::<f32>()?, dreamt.rewards.read::<f32>()?, dreamt.ends.read::<i32>()?);
+        let row = |row: usize| {
+            let steps = row * horizon..(row + 1) * horizon;
+            let last = steps.clone().find(|at| ends[*at] == 1).map_or(steps.end, |at| at + 1);
+            (steps.start..last)
+                .map(|at| {
+                    Cell::from_floats(&frames[at * pixels..(at + 1) * pixels], rewards[at], ends[at] == 1)
+                })
+                .collect()
+        };
+        Ok((0..records.len()).map(row).collect())
+    }
+
+    /// Steps of the episode before a record, at most as many as the policy is warmed up with.
+    fn before(&self, record: usize) -> usize {
+        let episode =
+            self.replay.table().episodes.iter().find(|e| (e.start..e.start + e.len).contains(&record));
+        episode.map_or(0, |e| record - e.start).min(self.burn_in)
+    }
+
+    /// The actions recorded from `record` on, as many as there are.
+    pub fn recorded_actions(&self, record: usize, steps: usize) -> Result<Vec<usize>> {
+        let count = self.recorded(record, steps)?.len();
+        (record..record + count).map(|r| Ok(self.replay.record(r)?.action as usize)).collect()
+    }
+}

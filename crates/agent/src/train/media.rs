@@ -1,0 +1,83 @@
+//! Pictures of a run: what the tokenizer keeps of a frame, what the world model dreams, how the agent plays.
+
+use std::path::Path;
+
+use engine::Rng;
+
+use super::{Result, Stream, TrainError, Trainer};
+use crate::picture::{Cell, Picture, write_gif};
+use crate::scenes::Scenes;
+use crate::{Acting, CheckpointError};
+
+/// Frames of a strip of reconstructions.
+const FRAMES: usize = 10;
+/// Dreams in a picture.
+const DREAMS: usize = 4;
+/// Steps of an episode that are shown.
+const EPISODE: usize = 200;
+/// Hundredths of a second per step.
+const DELAY: u16 = 20;
+
+impl Trainer {
+    /// Draws the epoch that just ended, where there is something to see:
+    ///
+    /// - `reconstructions.png`: frames of the replay above what is left of them after encoding and decoding
+    /// - `episode.gif`: the newest finished episode beside what the agent saw of it
+    /// - `foresight.png`: a recorded stretch above the world model's dream of it, from its first frame and its actions alone
+    /// - `dream.png`, `dream.gif`: the policy acting in dreams
+    pub fn draw(&self, folder: &Path) -> Result<()> {
+        let epoch = self.epoch.saturating_sub(1);
+        if self.config.tokenizer.schedule.start_after > epoch || self.replay.steps() == 0 {
+            return Ok(());
+        }
+        std::fs::create_dir_all(folder)
+            .map_err(|source| save(CheckpointError::Io { doing: "create", path: folder.into(), source }))?;
+        let scenes = Scenes {
+            device: &self.device,
+            agent: &self.agent,
+            replay: &self.replay,
+            burn_in: self.config.actor_critic.burn_in,
+        };
+        let size = self.config.agent.tokenizer.frame_size;
+        let key = self.key(Stream::Media);
+        let mut rng = Rng::new(key);
+        let strip = |name: &str, rows: &[Vec<Cell>]| {
+            Picture::strip(rows, size).write_png(&folder.join(name)).map_err(save)
+        };
+        let animation = |name: &str, rows: &[Vec<Cell>]| {
+            write_gif(&Picture::animation(rows, size), DELAY, &folder.join(name)).map_err(save)
+        };
+
+        let mut frames = Vec::new();
+        for _ in 0..FRAMES {
+            frames.extend(scenes.recorded(self.replay.sample_step(&mut rng), 1)?);
+        }
+        let seen = scenes.reconstructed(&frames)?.0;
+        strip("reconstructions.png", &[frames, seen])?;
+
+        if let Some(episode) = self.replay.table().episodes.iter().rfind(|e| e.ended) {
+            let played = scenes.recorded(episode.start, episode.len.min(EPISODE))?;
+            let seen = scenes.reconstructed(&played)?.0;
+            animation("episode.gif", &[played, seen])?;
+        }
+
+        if self.config.world_model.schedule.start_after <= epoch {
+            let horizon = self.config.agent.world_model.steps;
+            let start = self.replay.sample_step(&mut rng);
+            let recorded = scenes.recorded(start, horizon)?;
+            let actions = scenes.recorded_actions(start, horizon)?;
+            let mut rows = scenes.dreams(&[start], actions.len(), Acting::Given(&actions), key)?;
+            rows.insert(0, recorded);
+            strip("foresight.png", &rows)?;
+            let starts: Vec<usize> = (0..DREAMS).map(|_| self.replay.sample_step(&mut rng)).collect();
+            let rows = scenes.dreams(&starts, horizon, Acting::Policy { temperature: 1.0 }, key)?;
+            strip("dream.png", &rows)?;
+            animation("dream.gif", &rows)?;
+        }
+        Ok(())
+    }
+}
+
+fn save(error: CheckpointError) -> TrainError {
+    TrainError::Save(error.to_string())
+}

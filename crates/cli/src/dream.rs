@@ -1,0 +1,92 @@
+//! `iris dream`: what a trained world model imagines.
+
+use agent::picture::{Cell, Picture, write_gif};
+use agent::train::Run;
+use agent::{Acting, Replay, Scenes};
+use anyhow::{Context, Result, bail};
+use engine::{Device, Key, Rng};
+use envs::{Game, Purpose};
+
+use crate::args::DreamArgs;
+use crate::config::suggestion;
+
+/// Hundredths of a second per step of the animation.
+const DELAY: u16 = 25;
+
+pub fn run(args: DreamArgs) -> Result<()> {
+    let device = Device::cpu(args.threads)?;
+    let (config, agent, replay) = Run::look(&device, &args.run)?;
+    let steps = args.steps.unwrap_or(config.agent.world_model.steps);
+    if args.futures == 0 || steps == 0 {
+        bail!("--futures and --steps must be at least 1");
+    }
+    let from = start(&args, &replay)?;
+    let scenes =
+        Scenes { device: &device, agent: &agent, replay: &replay, burn_in: config.actor_critic.burn_in };
+    let size = config.agent.tokenizer.frame_size;
+    let env = Game::find(&config.env)?.make(Purpose::Train, size)?;
+    let given = match args.actions.as_str() {
+        "policy" => None,
+        "recorded" => Some(scenes.recorded_actions(from, steps)?),
+        names => Some(parse_actions(names, env.action_names(), steps)?),
+    };
+    let (steps, acting) = match &given {
+        Some(actions) => (actions.len(), Acting::Given(actions)),
+        None => (steps, Acting::Policy { temperature: args.temperature }),
+    };
+    let dreams = scenes.dreams(&vec![from; args.futures], steps, acting, Key::new(args.seed, 0))?;
+    let mut rows = vec![scenes.recorded(from, steps)?];
+    rows.extend(dreams);
+
+    let folder =
+        args.out.unwrap_or_else(|| args.run.join("dreams").join(format!("from{from}-seed{}", args.seed)));
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let (strip, animation) = (folder.join("dream.png"), folder.join("dream.gif"));
+    Picture::strip(&rows, size).write_png(&strip)?;
+    write_gif(&Picture::animation(&rows, size), DELAY, &animation)?;
+    for (i, row) in rows.iter().enumerate() {
+        let name = if i == 0 { "what followed".into() } else { format!("future {i}") };
+        println!("{name:<14} {}", in_words(row));
+    }
+    println!("{}\n{}", strip.display(), animation.display());
+    Ok(())
+}
+
+/// The step to start from: the one asked for, or one chosen by the seed that has a future to compare with.
+fn start(args: &DreamArgs, replay: &Replay) -> Result<usize> {
+    if replay.steps() == 0 {
+        bail!("{} has seen nothing yet: wait for its first epoch", args.run.display());
+    }
+    let Some(from) = args.from else {
+        return Ok(replay.sample_step(&mut Rng::new(Key::new(args.seed, 1))));
+    };
+    let episodes = &replay.table().episodes;
+    if !episodes.iter().any(|e| (e.start..e.start + e.len).contains(&from)) {
+        let first = episodes.first().map_or(0, |e| e.start);
+        bail!("--from {from} is not in the replay; it holds steps {first} to {}", replay.table().records - 1);
+    }
+    Ok(from)
+}
+
+fn parse_actions(text: &str, names: &[&'static str], steps: usize) -> Result<Vec<usize>> {
+    let mut actions = Vec::with_capacity(steps);
+    for word in text.split(',').map(str::trim) {
+        match names.iter().position(|name| name.eq_ignore_ascii_case(word)) {
+            Some(action) => actions.push(action),
+            None => bail!(
+                "no action is called `{word}`; this game has {}{}",
+                names.join(", "),
+                suggestion(word, names.iter().copied())
+            ),
+        }
+    }
+    let last = actions.last().copied().unwrap_or_default();
+    actions.resize(steps, last);
+    Ok(actions)
+}
+
+fn in_words(row: &[Cell]) -> String {
+    let count = |wanted: fn(f32) -> bool| row.iter().filter(|cell| wanted(cell.reward)).count();
+    let end = if row.last().is_some_and(|cell| cell.end) { ", then the end" } else { "" };
+    format!("{} steps, {} rewards, {} penalties{end}", row.len(), count(|r| r > 0.0), count(|r| r < 0.0))
+}

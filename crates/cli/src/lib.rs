@@ -1,0 +1,44 @@
+//! The program `iris` as a function, so that a program with games of its own can be one too (see `examples/own_game.rs`).
+
+mod args;
+mod bench;
+mod config;
+mod convert;
+mod dream;
+mod eval;
+mod report;
+mod train;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// What the user typed becomes a validated command, and its result an exit code.
+pub fn main() -> ExitCode {
+    let result = match args::Args::parse().command {
+        args::Command::Train(args) => train::run(args),
+        args::Command::Eval(args) => eval::run(args),
+        args::Command::Dream(args) => dream::run(args),
+        args::Command::Envs => {
+            for game in envs::all_games() {
+                println!(
+                    "{:<16} random {:5.2}, {} {:5.2}   {}",
+                    game.name, game.random, game.yardstick, game.skilled, game.rules
+                );
+            }
+            Ok(())
+        }
+        args::Command::Config(args) => config::print(&args),
+        args::Command::Import(args) => convert::import(args),
+        args::Command::Export(args) => convert::export(args),
+        args::Command::Bench(args) => bench::run(args),
+        args::Command::Report(args) => report::run(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

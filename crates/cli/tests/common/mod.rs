@@ -1,0 +1,74 @@
+//! Runs of the real binary on tiny budgets.
+// Each test file uses a part of this.
+#![allow(dead_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A run of four epochs in which every phase happens, in a second or two.
+pub const SMALL: [&str; 17] = [
+    "epochs=4",
+    "collection.steps=50",
+    "collection.random_epochs=1",
+    "tokenizer.schedule.start_after=0",
+    "tokenizer.schedule.first_updates=3",
+    "tokenizer.schedule.updates=2",
+    "tokenizer.schedule.batch=4",
+    "world_model.schedule.start_after=1",
+    "world_model.schedule.first_updates=3",
+    "world_model.schedule.updates=2",
+    "world_model.schedule.batch=3",
+    "actor_critic.schedule.start_after=1",
+    "actor_critic.schedule.updates=2",
+    "actor_critic.schedule.batch=3",
+    "evaluation.every=2",
+    "evaluation.episodes=2",
+    "evaluation.final_episodes=3",
+];
+
+pub fn iris() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_iris"))
+}
+
+pub fn train(folder: &Path, extra: &[&str]) -> Output {
+    iris().arg("train").args(SMALL).args(extra).arg("--out").arg(folder).output().unwrap()
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+pub struct Scratch(pub PathBuf);
+
+impl Scratch {
+    pub fn new(name: &str) -> Scratch {
+        let path = std::env::temp_dir().join(format!("iris-train-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Scratch(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// All that must be the same at the end of a run: newest checkpoint, metrics, replay.
+pub fn results(run: &Path) -> Vec<(String, Vec<u8>)> {
+    let files = [
+        "metrics.jsonl",
+        "tensorboard/events.out.tfevents.0.iris",
+        "replay/000000.frames",
+        "replay/000000.steps",
+        "media/000004/dream.png",
+        "checkpoints/000004/agent.safetensors",
+        "checkpoints/000004/optimisers.safetensors",
+        "checkpoints/000004/state.json",
+    ];
+    files
+        .iter()
+        .map(|f| (f.to_string(), std::fs::read(run.join(f)).unwrap_or_else(|e| panic!("{f}: {e}"))))
+        .collect()
+}

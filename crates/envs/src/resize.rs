@@ -1,0 +1,157 @@
+//! Pillow's antialiased BILINEAR, bit for bit: the released agents were trained on frames that went through it, and image crates come close but not equal.
+//! Across first, then down, as all versions of Pillow do for images that shrink across; Pillow 13 has another order for some others.
+
+use crate::{Env, EnvError, Step};
+
+const CHANNELS: usize = 3;
+/// Fractional bits of a weight.
+const PRECISION: u32 = 22;
+
+/// Resizes RGB images of one size to another.
+#[derive(Clone)]
+pub struct Resize {
+    from: (usize, usize),
+    to: (usize, usize),
+    across: Vec<Taps>,
+    down: Vec<Taps>,
+}
+
+/// The input pixels that make an output pixel, in one direction.
+#[derive(Clone)]
+struct Taps {
+    first: usize,
+    weights: Vec<i32>,
+}
+
+impl Resize {
+    /// From and to (height, width).
+    pub fn new(from: (usize, usize), to: (usize, usize)) -> Resize {
+        Resize { from, to, across: taps(from.1, to.1), down: taps(from.0, to.0) }
+    }
+
+    /// Resizes `image` into `out`, both RGB bytes. `scratch` keeps its memory between calls.
+    pub fn apply(&self, image: &[u8], out: &mut [u8], scratch: &mut Vec<u8>) {
+        let (row, narrow) = (self.from.1 * CHANNELS, self.to.1 * CHANNELS);
+        scratch.resize(self.from.0 * narrow, 0);
+        for (line, narrowed) in image.chunks_exact(row).zip(scratch.chunks_exact_mut(narrow)) {
+            for (taps, pixel) in self.across.iter().zip(narrowed.as_chunks_mut::<CHANNELS>().0) {
+                let mut sums = [1 << (PRECISION - 1); CHANNELS];
+                let pixels = line[taps.first * CHANNELS..].as_chunks::<CHANNELS>().0;
+                for (weight, from) in taps.weights.iter().zip(pixels) {
+                    for (sum, value) in sums.iter_mut().zip(from) {
+                        *sum += i32::from(*value) * weight;
+                    }
+                }
+                *pixel = sums.map(to_byte);
+            }
+        }
+        let mut sums = vec![0i32; narrow];
+        for (taps, line) in self.down.iter().zip(out.chunks_exact_mut(narrow)) {
+            sums.fill(1 << (PRECISION - 1));
+            for (weight, from) in taps.weights.iter().zip(scratch[taps.first * narrow..].chunks_exact(narrow))
+            {
+                for (sum, value) in sums.iter_mut().zip(from) {
+                    *sum += i32::from(*value) * weight;
+                }
+            }
+            for (byte, sum) in line.iter_mut().zip(&sums) {
+                *byte = to_byte(*sum);
+            }
+        }
+    }
+}
+
+fn to_byte(sum: i32) -> u8 {
+    (sum >> PRECISION).clamp(0, 255) as u8
+}
+
+/// A triangle over the output pixel, as wide as the scale where the image shrinks; normalised, then rounded to fixed point.
+fn taps(from: usize, to: usize) -> Vec<Taps> {
+    let scale = from as f64 / to as f64;
+    let support = scale.max(1.0);
+    let inverse = 1.0 / support;
+    let tap = |position: usize| {
+        let centre = (position as f64 + 0.5) * scale;
+        let first = (centre - support + 0.5).max(0.0) as usize;
+        let end = ((centre + support + 0.5) as usize).min(from);
+        let weight = |x: usize| (1.0 - ((x as f64 - centre + 0.5) * inverse).abs()).max(0.0);
+        let weights: Vec<f64> = (first..end).map(weight).collect();
+        let total: f64 = weights.iter().sum();
+        let fixed = |w: &f64| (w / total * f64::from(1 << PRECISION) + 0.5) as i32;
+        Taps { first, weights: weights.iter().map(fixed).collect() }
+    };
+    (0..to).map(tap).collect()
+}
+
+/// A game whose frames are resized.
+pub struct Resized {
+    env: Box<dyn Env>,
+    resize: Resize,
+}
+
+impl Resized {
+    /// `size` is (height, width).
+    pub fn new(env: Box<dyn Env>, size: (usize, usize)) -> Resized {
+        Resized { resize: Resize::new(env.frame_size(), size), env }
+    }
+}
+
+impl Env for Resized {
+    fn action_names(&self) -> &[&'static str] {
+        self.env.action_names()
+    }
+
+    fn frame_size(&self) -> (usize, usize) {
+        self.resize.to
+    }
+
+    fn reset(&mut self, seed: u64) {
+        self.env.reset(seed);
+    }
+
+    fn step(&mut self, action: usize) -> Result<Step, EnvError> {
+        self.env.step(action)
+    }
+
+    fn render(&self, frame: &mut [u8]) {
+        let (height, width) = self.env.frame_size();
+        let mut original = vec![0; height * width * CHANNELS];
+        self.env.render(&mut original);
+        self.resize.apply(&original, frame, &mut Vec::new());
+    }
+
+    fn continues(&self) -> bool {
+        self.env.continues()
+    }
+
+    fn info(&self) -> Vec<(&'static str, f64)> {
+        self.env.info()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Random;
+
+    /// FNV-1a over the bytes.
+    fn hash(bytes: &[u8]) -> u64 {
+        bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3))
+    }
+
+    /// What Pillow makes of the same images: `tests/make_resize.py`.
+    #[test]
+    fn equals_pillow() {
+        let sizes = [((210, 160), (64, 64)), ((32, 32), (64, 64)), ((50, 70), (64, 40))];
+        for ((from, to), wanted) in sizes.into_iter().zip(PILLOW) {
+            let (from, to): ((usize, usize), (usize, usize)) = (from, to);
+            let mut random = Random::new((from.0 * 1000 + from.1) as u64);
+            let image: Vec<u8> = (0..from.0 * from.1 * 3).map(|_| random.next_u64() as u8).collect();
+            let mut out = vec![0; to.0 * to.1 * 3];
+            Resize::new(from, to).apply(&image, &mut out, &mut Vec::new());
+            assert_eq!(hash(&out), wanted, "{from:?} to {to:?}");
+        }
+    }
+
+    const PILLOW: [u64; 3] = [0x4927658700bca32a, 0xcdb20c422b54ca67, 0xd01a89ffe1e7a4f1];
+}
