@@ -33,6 +33,8 @@ pub enum Command {
     Export(ExportArgs),
     /// Time the paper-size networks on this machine.
     Bench(BenchArgs),
+    /// Compare agents: the paper's tables and figures, from score files and runs.
+    Report(ReportArgs),
 }
 
 /// Prints every setting with what it means, in a form that `--config` takes.
@@ -202,4 +204,53 @@ pub enum BenchCase {
     ActorCritic,
     /// 340 tokens decoded one by one with the key/value cache, batch 8.
     Decode,
+}
+
+const REPORT_HELP: &str = "\
+Without arguments it reproduces the paper's table and figures from the published scores that come with the program:
+
+  iris report                                  the paper
+  iris report --agents all                     every published agent
+  iris report mine.json --agents IRIS,STORM    your scores against two of them
+  iris report runs --name mine                 your runs
+
+A score file, {\"Game\": [score per run, ...]}, is an agent named after the file. Run folders and outputs of `iris eval` together are
+one agent; a run counts with its last evaluation.
+
+Prints the tables and what to be careful about, and writes report.html (everything, works offline), report.json, table.md, table.tex
+and the figures as SVG and PNG. docs/report.md explains every number.";
+
+/// Compares agents with the statistics of "Deep RL at the Edge of the Statistical Precipice".
+#[derive(clap::Args)]
+#[command(after_long_help = REPORT_HELP)]
+pub struct ReportArgs {
+    /// Score files, outputs of `iris eval`, run folders, or folders that hold runs.
+    pub inputs: Vec<PathBuf>,
+
+    /// Published agents to show, separated by commas; also `all` and `none`. The paper's if not given.
+    #[arg(long, value_delimiter = ',', value_name = "A,B")]
+    pub agents: Option<Vec<String>>,
+
+    /// What to call the agent whose runs are given.
+    #[arg(long, default_value = "ours")]
+    pub name: String,
+
+    /// Folder for the files.
+    #[arg(long, default_value = "report", value_name = "DIR")]
+    pub out: PathBuf,
+
+    /// Bootstrap replicates of the aggregates; profiles use at most 2,000 of them, probabilities of improvement 1,000.
+    #[arg(long, default_value_t = 50_000)]
+    pub reps: usize,
+
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+
+    /// Random numbers: `fast`, or `numpy` for the intervals that rliable prints after np.random.seed(SEED).
+    #[arg(long, default_value = "fast")]
+    pub rng: report::Rng,
+
+    /// Games beyond the 26, as a file {"Game": [random, human]}.
+    #[arg(long, value_name = "FILE")]
+    pub references: Option<PathBuf>,
 }

@@ -6,6 +6,7 @@ mod config;
 mod convert;
 mod dream;
 mod eval;
+mod report;
 mod train;
 
 use std::process::ExitCode;
@@ -31,6 +32,7 @@ pub fn main() -> ExitCode {
         args::Command::Import(args) => convert::import(args),
         args::Command::Export(args) => convert::export(args),
         args::Command::Bench(args) => bench::run(args),
+        args::Command::Report(args) => report::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

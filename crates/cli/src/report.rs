@@ -1,0 +1,23 @@
+//! `iris report`: tables and figures from scores.
+
+use std::io::IsTerminal;
+
+use anyhow::Result;
+use report::{Report, Request, Settings};
+
+use crate::args::ReportArgs;
+
+pub fn run(args: ReportArgs) -> Result<()> {
+    let request =
+        Request { inputs: args.inputs, agents: args.agents, name: args.name, references: args.references };
+    let settings = Settings { replicates: args.reps, seed: args.seed, rng: args.rng };
+    let report = Report::new(report::gather(&request)?, settings)?;
+    let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    print!("{}", report::terminal(&report, colour));
+    for note in &report.notes {
+        eprintln!("note: {note}");
+    }
+    let files = report::write(&report, &args.out)?;
+    eprintln!("wrote {} files; open {}", files.len(), args.out.join("report.html").display());
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! `iris report`, as a user runs it.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        let path = std::env::temp_dir().join(format!("iris-report-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Scratch(path)
+    }
+
+    fn iris(&self, arguments: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_iris"))
+            .current_dir(&self.0)
+            .arg("report")
+            .args(arguments)
+            .output()
+            .unwrap()
+    }
+
+    fn read(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.0.join(name)).unwrap()
+    }
+
+    fn text(&self, name: &str) -> String {
+        String::from_utf8(self.read(name)).unwrap()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn the_paper_without_arguments() {
+    let scratch = Scratch::new("paper");
+    let output = scratch.iris(&["--reps", "50"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(printed.starts_with("Game "));
+    assert!(printed.lines().any(|line| line.starts_with("IRIS ") && line.contains("1.046 [")), "{printed}");
+    assert!(!printed.contains('\x1b'), "no colours into a pipe");
+    for name in ["aggregates", "optimality_gap", "profiles", "improvement"] {
+        assert!(scratch.text(&format!("report/{name}.svg")).starts_with("<svg"), "{name}");
+        assert!(scratch.read(&format!("report/{name}.png")).starts_with(b"\x89PNG"), "{name}");
+    }
+    assert!(scratch.text("report/table.md").starts_with("| Game | Random | Human |"));
+    assert!(scratch.text("report/table.tex").contains("\\begin{tabular}{lrrrrrrrrr}"));
+    let json: serde_json::Value = serde_json::from_slice(&scratch.read("report/report.json")).unwrap();
+    assert_eq!(json["agents"].as_array().unwrap().len(), 7);
+}
+
+#[test]
+fn the_page_holds_everything_and_asks_for_nothing() {
+    let scratch = Scratch::new("page");
+    assert!(scratch.iris(&["--reps", "20", "--out", "there"]).status.success());
+    let page = scratch.text("there/report.html");
+    assert_eq!(page.matches("<svg").count(), 4);
+    assert!(page.contains("<td>Breakout</td>") && page.contains("prefers-color-scheme:dark"));
+    for reference in ["http://", "https://", "src=", "href=", "url(", "@import", "<script", "<link"] {
+        assert!(!page.contains(reference), "{reference}");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_report() {
+    let scratch = Scratch::new("seed");
+    let json = |seed: &str, out: &str| {
+        let arguments = ["--agents", "IRIS,TWM", "--reps", "200", "--seed", seed, "--out", out];
+        assert!(scratch.iris(&arguments).status.success());
+        let json: serde_json::Value =
+            serde_json::from_slice(&scratch.read(&format!("{out}/report.json"))).unwrap();
+        json["agents"].clone()
+    };
+    assert_eq!(json("1", "a"), json("1", "b"));
+    assert_ne!(json("1", "c"), json("2", "d"));
+}
+
+#[test]
+fn our_runs_and_their_curve() {
+    let scratch = Scratch::new("runs");
+    for seed in 0..2 {
+        let run = scratch.0.join(format!("runs/catch-{seed}"));
+        std::fs::create_dir_all(&run).unwrap();
+        std::fs::write(
+            run.join("config.toml"),
+            format!("env = \"arcade/catch\"\nseed = {seed}\nepochs = 2\n"),
+        )
+        .unwrap();
+        let line = |epoch: u32| {
+            format!(
+                "{{\"epoch\":{epoch},\"collection/steps\":{epoch}00.0,\"evaluation/return\":{epoch}.0,\
+                 \"evaluation/progress\":0.{epoch}}}\n"
+            )
+        };
+        std::fs::write(run.join("metrics.jsonl"), line(1) + &line(2)).unwrap();
+    }
+    let output = scratch.iris(&["runs", "--name", "mine", "--reps", "20"]);
+    let notes = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{notes}");
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(printed.lines().any(|line| line.starts_with("mine ") && line.contains("0.200 [")), "{printed}");
+    assert!(printed.lines().any(|line| line.split_whitespace().eq(["arcade/catch", "2.0"])), "{printed}");
+    assert!(notes.contains("note: the published agents are left out: they played none of these games"));
+    assert!(notes.contains("note: mine: only two runs of some game"));
+    assert!(scratch.text("report/curves.svg").contains("Sample efficiency"));
+
+    let output = scratch.iris(&["runs/catch-0", "--reps", "20"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("note: ours: too few runs for an interval"));
+}
+
+#[test]
+fn mistakes_are_one_line() {
+    let scratch = Scratch::new("mistakes");
+    std::fs::write(scratch.0.join("mine.json"), r#"{"Zaxxon": [1.0]}"#).unwrap();
+    let cases: [(&[&str], &str); 4] = [
+        (&["mine.json"], "no random and human score for Zaxxon"),
+        (&["--agents", "Dreamer"], "no published agent is called Dreamer"),
+        (&["--rng", "numpy", "--seed", "4294967296"], "numpy's seeds end at 4294967295"),
+        (&["--reps", "0"], "at least one replicate is needed"),
+    ];
+    for (arguments, expected) in cases {
+        let output = scratch.iris(arguments);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success());
+        assert!(
+            text.starts_with("error: ") && text.contains(expected) && text.lines().count() == 1,
+            "{text}"
+        );
+    }
+}

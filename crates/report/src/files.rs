@@ -1,0 +1,37 @@
+//! The report's files.
+
+use std::path::{Path, PathBuf};
+
+use crate::ReportError;
+use crate::draw::{png, svg};
+use crate::figures::figures;
+use crate::html::html;
+use crate::report::Report;
+use crate::text::{latex, markdown};
+
+/// Writes everything into a folder, which is made if need be, and says what.
+pub fn write(report: &Report, folder: &Path) -> Result<Vec<PathBuf>, ReportError> {
+    let failed = |path: &Path| {
+        let path = path.to_path_buf();
+        |source| ReportError::Write { path, source }
+    };
+    std::fs::create_dir_all(folder).map_err(failed(folder))?;
+    let figures = figures(report);
+    let json = serde_json::to_string_pretty(report).map_err(ReportError::Json)?;
+    let mut files = vec![
+        ("report.html".to_string(), html(report, &figures, &json).into_bytes()),
+        ("report.json".to_string(), json.into_bytes()),
+        ("table.md".to_string(), markdown(report).into_bytes()),
+        ("table.tex".to_string(), latex(report).into_bytes()),
+    ];
+    for figure in &figures {
+        files.push((format!("{}.svg", figure.name), svg(&figure.drawing, true).into_bytes()));
+        files.push((format!("{}.png", figure.name), png(&figure.drawing)?));
+    }
+    let write = |(name, bytes): (String, Vec<u8>)| {
+        let path = folder.join(name);
+        std::fs::write(&path, bytes).map_err(failed(&path))?;
+        Ok(path)
+    };
+    files.into_iter().map(write).collect()
+}

@@ -1,0 +1,29 @@
+//! Tables and figures of the Atari 100k benchmark from score files, after "Deep RL at the Edge of the Statistical Precipice".
+//!
+//! [`gather`] finds the agents, [`Report::new`] computes, [`write`] makes the files. Nothing here knows what an agent is made of.
+
+mod agents;
+mod bootstrap;
+mod draw;
+mod error;
+mod figures;
+mod files;
+mod games;
+mod html;
+mod improvement;
+mod input;
+mod metrics;
+mod mt19937;
+mod report;
+mod resample;
+mod runs;
+mod scores;
+mod table;
+mod text;
+
+pub use error::ReportError;
+pub use files::write;
+pub use input::{Gathered, Request, gather};
+pub use report::{Report, Settings};
+pub use resample::Rng;
+pub use text::terminal;
