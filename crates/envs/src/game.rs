@@ -2,7 +2,7 @@
 
 use std::sync::RwLock;
 
-use crate::{Env, EnvError, Resized, arcade};
+use crate::{Env, EnvError, Resized, arcade, atari};
 
 /// What an environment is made for. Some games have other rules while training, such as an end at the loss of a life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub fn register(game: Game) {
 /// Every game there is.
 pub fn all_games() -> Vec<&'static Game> {
     let registered = REGISTERED.read().unwrap_or_else(|e| e.into_inner());
-    arcade::GAMES.iter().chain(registered.iter().copied()).collect()
+    arcade::GAMES.iter().chain(&atari::GAMES).chain(registered.iter().copied()).collect()
 }
 
 impl Game {
@@ -62,12 +62,17 @@ impl Game {
         (mean_return - self.random) / (self.skilled - self.random)
     }
 
-    /// The game of this name, or an error that names the nearest.
+    /// The game of this name, or an error that names the nearest. Atari games have [other names](atari::find) too.
     pub fn find(name: &str) -> Result<&'static Game, EnvError> {
         let games = all_games();
-        games.iter().rev().find(|game| game.name == name).copied().ok_or_else(|| {
-            let nearest = games.iter().map(|game| (distance(game.name, name), game.name)).min();
-            let suggestion = nearest.filter(|(distance, _)| *distance <= 5).map(|(_, name)| name.to_string());
+        let found = games.iter().rev().find(|game| game.name == name).copied();
+        found.or_else(|| atari::find(name)).ok_or_else(|| {
+            let away = |game: &Game| {
+                let title = game.title().map(|title| distance(title, name));
+                distance(game.name, name).min(title.unwrap_or(usize::MAX))
+            };
+            let nearest = games.iter().map(|game| (away(game), game.name)).min();
+            let suggestion = nearest.filter(|(distance, _)| *distance <= 3).map(|(_, name)| name.to_string());
             EnvError::NoSuchGame { name: name.to_string(), suggestion }
         })
     }

@@ -1,14 +1,19 @@
-//! Games behind one trait, in Gymnasium's terms, and the built-in arcade. Knows nothing of networks.
+//! Games behind one trait, in Gymnasium's terms, the built-in arcade, and Atari. Knows nothing of networks.
+
+use std::path::PathBuf;
 
 pub mod arcade;
+pub mod atari;
 mod game;
 mod random;
 mod resize;
+mod speed;
 mod vector;
 
 pub use game::{Game, Make, Purpose, all_games, distance, register};
 pub use random::Random;
 pub use resize::{Resize, Resized};
+pub use speed::steps_per_second;
 pub use vector::VectorEnv;
 
 /// A game. The same seed and the same actions give the same frames and rewards.
@@ -37,6 +42,11 @@ pub trait Env: Send {
     fn info(&self) -> Vec<(&'static str, f64)> {
         Vec::new()
     }
+
+    /// Height, width and RGB bytes of the current state as a person would see it, where that is more than the frame.
+    fn full_frame(&self) -> Option<(usize, usize, Vec<u8>)> {
+        None
+    }
 }
 
 /// What a step brought.
@@ -62,4 +72,25 @@ pub enum EnvError {
 
     #[error("no game is called `{name}`; `iris envs` lists them{}", suggestion.as_ref().map_or(String::new(), |s| format!(". Did you mean `{s}`?")))]
     NoSuchGame { name: String, suggestion: Option<String> },
+
+    #[error(
+        "this program was built without Atari, which {name} needs: run scripts/atari, then build with --features atari"
+    )]
+    AtariNotBuilt { name: String },
+
+    #[error(
+        "no ROM of {game}: there is no {file} in {}. scripts/atari brings it; or name its folder with --roms or ALE_ROM_PATH",
+        listed(places)
+    )]
+    NoRom { game: String, file: String, places: Vec<PathBuf> },
+
+    #[error("{} cannot be used: {reason}", path.display())]
+    BadRom { path: PathBuf, reason: String },
+
+    #[error("the Atari emulator: {reason}")]
+    Emulator { reason: String },
+}
+
+fn listed(places: &[PathBuf]) -> String {
+    places.iter().map(|place| place.display().to_string()).collect::<Vec<_>>().join(", ")
 }

@@ -1,6 +1,8 @@
 //! Pillow's antialiased BILINEAR, bit for bit: the released agents were trained on frames that went through it, and image crates come close but not equal.
 //! Across first, then down, as all versions of Pillow do for images that shrink across; Pillow 13 has another order for some others.
 
+use std::ops::Range;
+
 use crate::{Env, EnvError, Step};
 
 const CHANNELS: usize = 3;
@@ -34,30 +36,50 @@ impl Resize {
         let (row, narrow) = (self.from.1 * CHANNELS, self.to.1 * CHANNELS);
         scratch.resize(self.from.0 * narrow, 0);
         for (line, narrowed) in image.chunks_exact(row).zip(scratch.chunks_exact_mut(narrow)) {
-            for (taps, pixel) in self.across.iter().zip(narrowed.as_chunks_mut::<CHANNELS>().0) {
-                let mut sums = [1 << (PRECISION - 1); CHANNELS];
-                let pixels = line[taps.first * CHANNELS..].as_chunks::<CHANNELS>().0;
-                for (weight, from) in taps.weights.iter().zip(pixels) {
-                    for (sum, value) in sums.iter_mut().zip(from) {
-                        *sum += i32::from(*value) * weight;
-                    }
-                }
-                *pixel = sums.map(to_byte);
-            }
+            self.across(line, narrowed);
         }
-        let mut sums = vec![0i32; narrow];
-        for (taps, line) in self.down.iter().zip(out.chunks_exact_mut(narrow)) {
-            sums.fill(1 << (PRECISION - 1));
-            for (weight, from) in taps.weights.iter().zip(scratch[taps.first * narrow..].chunks_exact(narrow))
-            {
+        for (row, line) in out.chunks_exact_mut(narrow).enumerate() {
+            self.down(row, scratch, line);
+        }
+    }
+
+    /// The first half of it, for one line.
+    pub(crate) fn across(&self, line: &[u8], narrowed: &mut [u8]) {
+        for (taps, pixel) in self.across.iter().zip(narrowed.as_chunks_mut::<CHANNELS>().0) {
+            let mut sums = [1 << (PRECISION - 1); CHANNELS];
+            let pixels = line[taps.first * CHANNELS..].as_chunks::<CHANNELS>().0;
+            for (weight, from) in taps.weights.iter().zip(pixels) {
                 for (sum, value) in sums.iter_mut().zip(from) {
                     *sum += i32::from(*value) * weight;
                 }
             }
-            for (byte, sum) in line.iter_mut().zip(&sums) {
-                *byte = to_byte(*sum);
+            *pixel = sums.map(to_byte);
+        }
+    }
+
+    /// The second half, for one line of the result.
+    pub(crate) fn down(&self, row: usize, narrowed: &[u8], out: &mut [u8]) {
+        let (taps, narrow) = (&self.down[row], self.to.1 * CHANNELS);
+        let lines = narrowed[taps.first * narrow..].chunks_exact(narrow);
+        // A few pixels at a time, so that their sums stay in registers.
+        const BLOCK: usize = 32;
+        for (block, out) in out.chunks_mut(BLOCK).enumerate() {
+            let mut sums = [1 << (PRECISION - 1); BLOCK];
+            for (weight, line) in taps.weights.iter().zip(lines.clone()) {
+                for (sum, value) in sums.iter_mut().zip(&line[block * BLOCK..]) {
+                    *sum += i32::from(*value) * weight;
+                }
+            }
+            for (byte, sum) in out.iter_mut().zip(sums) {
+                *byte = to_byte(sum);
             }
         }
+    }
+
+    /// The lines that make this one of the result.
+    pub(crate) fn sources(&self, row: usize) -> Range<usize> {
+        let taps = &self.down[row];
+        taps.first..taps.first + taps.weights.len()
     }
 }
 
@@ -126,6 +148,10 @@ impl Env for Resized {
 
     fn info(&self) -> Vec<(&'static str, f64)> {
         self.env.info()
+    }
+
+    fn full_frame(&self) -> Option<(usize, usize, Vec<u8>)> {
+        self.env.full_frame()
     }
 }
 
