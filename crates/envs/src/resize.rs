@@ -44,7 +44,7 @@ impl Resize {
     }
 
     /// The first half of it, for one line.
-    pub(crate) fn across(&self, line: &[u8], narrowed: &mut [u8]) {
+    pub fn across(&self, line: &[u8], narrowed: &mut [u8]) {
         for (taps, pixel) in self.across.iter().zip(narrowed.as_chunks_mut::<CHANNELS>().0) {
             let mut sums = [1 << (PRECISION - 1); CHANNELS];
             let pixels = line[taps.first * CHANNELS..].as_chunks::<CHANNELS>().0;
@@ -58,7 +58,7 @@ impl Resize {
     }
 
     /// The second half, for one line of the result.
-    pub(crate) fn down(&self, row: usize, narrowed: &[u8], out: &mut [u8]) {
+    pub fn down(&self, row: usize, narrowed: &[u8], out: &mut [u8]) {
         let (taps, narrow) = (&self.down[row], self.to.1 * CHANNELS);
         let lines = narrowed[taps.first * narrow..].chunks_exact(narrow);
         // A few pixels at a time, so that their sums stay in registers.
@@ -77,7 +77,7 @@ impl Resize {
     }
 
     /// The lines that make this one of the result.
-    pub(crate) fn sources(&self, row: usize) -> Range<usize> {
+    pub fn sources(&self, row: usize) -> Range<usize> {
         let taps = &self.down[row];
         taps.first..taps.first + taps.weights.len()
     }
