@@ -69,12 +69,32 @@ mod ale {
         }
         let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
         let mut units: Vec<PathBuf> = single.iter().map(|file| sources.join(file)).collect();
-        for (name, files) in [("core.cpp", core), ("games.cpp", rest)] {
+        let core = core.into_iter().map(|file| match stem(&file) {
+            "TIA" => quicker_tia(sources, &file, &out),
+            _ => Ok(file),
+        });
+        for (name, files) in [("core.cpp", core.collect::<io::Result<Vec<_>>>()?), ("games.cpp", rest)] {
             let lines = files.iter().map(|file| format!("#include \"{}\"\n", file.display()));
             units.push(out.join(name));
             fs::write(out.join(name), lines.collect::<String>())?;
         }
         Ok(units)
+    }
+
+    /// A copy of the picture chip's file with our own loop in front of the one that takes most of the time.
+    fn quicker_tia(sources: &Path, file: &Path, out: &Path) -> io::Result<PathBuf> {
+        let text = fs::read_to_string(sources.join(file))?;
+        let function = "TIA::updateFrameScanline(";
+        let case = "// Handle all of the other cases\n      default:\n      {\n";
+        let Some((before, after)) = text.split_once(function) else {
+            return Err(io::Error::other(format!("{} has no {function}", file.display())));
+        };
+        let Some((cases, rest)) = after.split_once(case) else {
+            return Err(io::Error::other(format!("{function} in {} has no last case", file.display())));
+        };
+        let copy = out.join("TIA.cxx");
+        fs::write(&copy, format!("{before}{function}{cases}{case}#include \"scanline.inc\"\n{rest}"))?;
+        Ok(copy)
     }
 
     /// The C++ files of a folder, in order, named from the root of the sources.
