@@ -13,6 +13,10 @@ use clap::{Parser, Subcommand, ValueEnum};
 pub struct Args {
     #[command(subcommand)]
     pub command: Command,
+
+    /// Where to look for Atari ROMs first.
+    #[arg(long, global = true, value_name = "DIR")]
+    pub roms: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]

@@ -87,7 +87,7 @@ fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Result<Tr
     }
     // What the preset says about the game comes before what the user says about anything.
     let env = changes.get("env").or(table.get("env")).and_then(Value::as_str).unwrap_or_default();
-    let name = envs::Game::find(env)?.name;
+    let name = envs::Game::find(env)?.original().name;
     if let Some(Value::Table(game)) = games.as_ref().and_then(|games| games.get(name)) {
         merge(&mut table, game.clone());
     }

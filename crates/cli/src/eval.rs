@@ -14,6 +14,9 @@ pub fn run(args: EvalArgs) -> Result<()> {
     let device = Device::cpu(args.threads)?;
     let (config, agent) = Run::newest_agent(&device, &args.run)?;
     let game = envs::Game::find(&config.env)?;
+    if let Some(variant) = game.variant() {
+        eprintln!("{}: {variant}", game.name);
+    }
     let mut player = Player::new(&device, &agent, args.episodes.min(32));
     let key = Key::new(args.seed, 1);
     let returns = player.evaluate(&agent, game, args.episodes, args.temperature, key, |done| {

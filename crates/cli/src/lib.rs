@@ -15,14 +15,18 @@ use clap::Parser;
 
 /// What the user typed becomes a validated command, and its result an exit code.
 pub fn main() -> ExitCode {
-    let result = match args::Args::parse().command {
+    let args = args::Args::parse();
+    if let Some(folder) = args.roms {
+        envs::atari::set_rom_folder(folder);
+    }
+    let result = match args.command {
         args::Command::Train(args) => train::run(args),
         args::Command::Eval(args) => eval::run(args),
         args::Command::Dream(args) => dream::run(args),
         args::Command::Envs => {
             for game in envs::all_games() {
                 println!(
-                    "{:<16} random {:5.2}, {} {:5.2}   {}",
+                    "{:<20} random {:8.2}, {:<7} {:8.2}   {}",
                     game.name, game.random, game.yardstick, game.skilled, game.rules
                 );
             }

@@ -26,6 +26,9 @@ pub fn run(args: TrainArgs) -> Result<()> {
     };
     let first = trainer.epoch;
     eprintln!("{} in {}", trainer.config.env, run.folder().display());
+    if let Some(variant) = envs::Game::find(&trainer.config.env)?.variant() {
+        eprintln!("{}: {variant}", trainer.config.env);
+    }
     let mut watch = Watch::new(run)?;
     train(&mut trainer, &mut watch)?;
     watch.summary(&trainer, first);

@@ -91,9 +91,11 @@ pub fn find(name: &str) -> Option<&'static Game> {
     if name.starts_with("ALE/") {
         return V5_GAMES.iter().find(|game| game.name == name);
     }
-    let short =
-        name.strip_suffix("NoFrameskip-v4").unwrap_or_else(|| name.strip_prefix("atari/").unwrap_or(name));
-    GAMES.iter().find(|game| game.title() == Some(short))
+    titled(name.strip_suffix("NoFrameskip-v4").unwrap_or_else(|| name.strip_prefix("atari/").unwrap_or(name)))
+}
+
+fn titled(title: &str) -> Option<&'static Game> {
+    GAMES.iter().find(|game| game.title() == Some(title))
 }
 
 impl Game {
@@ -106,6 +108,11 @@ impl Game {
     /// What sets this variant of a game apart from the benchmark's: worth a line wherever the game is started.
     pub fn variant(&self) -> Option<&'static str> {
         self.name.starts_with("ALE/").then_some(V5)
+    }
+
+    /// The game that this is a variant of, or else itself.
+    pub fn original(&self) -> &Game {
+        self.title().and_then(titled).unwrap_or(self)
     }
 }
 
@@ -136,6 +143,8 @@ mod tests {
         }
         let game = Game::find("ALE/Breakout-v5").unwrap();
         assert_eq!((game.name, game.skilled, game.variant()), ("ALE/Breakout-v5", 30.5, Some(V5)));
+        assert_eq!(game.original().name, "atari/Breakout");
+        assert_eq!(Game::find("arcade/pong").unwrap().original().name, "arcade/pong");
         for name in [
             "atari/atari/Breakout",
             "atari/BreakoutNoFrameskip-v4",
