@@ -26,7 +26,7 @@ pub use layers::Network;
 pub use perceptual::Perceptual;
 pub use player::{PlayError, Player};
 pub use replay::{Access, Episode, Record, Replay, ReplayError, Segment, Table};
-pub use scenes::Scenes;
+pub use scenes::{Eye, Scenes};
 pub use tokenizer::{Tokenizer, TokenizerLosses};
 pub use world_model::{Memory, WorldModel, WorldModelBatch, WorldModelLosses, WorldModelOutput};
 

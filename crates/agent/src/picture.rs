@@ -34,13 +34,12 @@ pub struct Cell {
     pub end: bool,
 }
 
-impl Cell {
-    /// A frame in [0, 1] as the networks have it.
-    pub fn from_floats(frame: &[f32], reward: f32, end: bool) -> Cell {
-        let frame = frame.iter().map(|value| (value.clamp(0.0, 1.0) * 255.0).round() as u8).collect();
-        Cell { frame, reward, end }
-    }
+/// A frame in [0, 1], as the networks have it, as bytes.
+pub(crate) fn to_bytes(frame: &[f32]) -> Vec<u8> {
+    frame.iter().map(|value| (value.clamp(0.0, 1.0) * 255.0).round() as u8).collect()
+}
 
+impl Cell {
     /// Yellow for a reward, blue for a penalty, red for an end.
     fn border(&self) -> Colour {
         match (self.end, self.reward) {
@@ -76,14 +75,31 @@ impl Picture {
         for (y, row) in rows.iter().enumerate() {
             for (x, cell) in row.iter().enumerate() {
                 picture.fill((x * step, y * step), (step, step), cell.border());
-                for (at, pixel) in cell.frame.as_chunks::<3>().0.iter().enumerate() {
-                    let corner =
-                        (x * step + BORDER + at % size * scale, y * step + BORDER + at / size * scale);
-                    picture.fill(corner, (scale, scale), *pixel);
-                }
+                picture.paste(&cell.frame, size, (x * step + BORDER, y * step + BORDER), scale);
             }
         }
         picture
+    }
+
+    /// An image (height, width, RGB bytes) beside the frame of a cell of `size`x`size` pixels, which is enlarged to about the same height.
+    pub fn beside((height, width, image): (usize, usize, &[u8]), cell: &Cell, size: usize) -> Picture {
+        let scale = (TARGET / height).max(1);
+        let frame_scale = (height * scale / size).max(1);
+        let (tall, wide) = (height * scale, width * scale);
+        let frame = size * frame_scale;
+        let mut picture = Picture::new(wide + frame + 3 * BORDER, tall.max(frame) + 2 * BORDER);
+        picture.pixels.fill(cell.border());
+        picture.paste(image, width, (BORDER, BORDER), scale);
+        picture.paste(&cell.frame, size, (wide + 2 * BORDER, BORDER), frame_scale);
+        picture
+    }
+
+    /// Draws RGB bytes in rows of `width` pixels, each `scale` times as large.
+    fn paste(&mut self, image: &[u8], width: usize, (x, y): (usize, usize), scale: usize) {
+        for (at, pixel) in image.as_chunks::<3>().0.iter().enumerate() {
+            let corner = (x + at % width * scale, y + at / width * scale);
+            self.fill(corner, (scale, scale), *pixel);
+        }
     }
 
     /// One picture per step, with the rows' frames beside each other. A row that is over stays at its last frame.

@@ -1,12 +1,40 @@
 //! What the networks make of recorded frames, as rows of cells for pictures.
 
-use engine::{Device, Key, Stepper};
+use engine::{Buffer, Device, Key, Stepper};
 
-use crate::picture::Cell;
+use crate::picture::{Cell, to_bytes};
 use crate::train::TrainError;
 use crate::{Acting, Agent, Dreamer, Replay};
 
 type Result<T, E = TrainError> = std::result::Result<T, E>;
+
+/// Shows what is left of frames after encoding and decoding.
+pub struct Eye {
+    stepper: Stepper,
+    frame: Buffer,
+}
+
+impl Eye {
+    pub fn new(device: &Device, agent: &Agent) -> Eye {
+        let size = agent.config.tokenizer.frame_size;
+        Eye {
+            stepper: Stepper::new(device, Key::new(0, 0)),
+            frame: device.buffer::<u8>("frame", [1, size, size, 3]),
+        }
+    }
+
+    /// A frame as the agent sees it, and its tokens.
+    pub fn look(&mut self, agent: &Agent, frame: &[u8]) -> engine::Result<(Vec<u8>, Vec<i32>)> {
+        self.frame.write(frame)?;
+        let input = &self.frame;
+        let (pixels, tokens) = self.stepper.infer(|tape| -> engine::Result<(Vec<f32>, Vec<i32>)> {
+            let x = tape.buffer(input)?;
+            let (tokens, pixels) = agent.tokenizer.reconstruct(tape, x)?;
+            Ok((tape.read(pixels)?, tape.read(tokens)?))
+        })?;
+        Ok((to_bytes(&pixels), tokens))
+    }
+}
 
 /// An agent and the replay it is shown.
 pub struct Scenes<'a> {
@@ -38,18 +66,11 @@ impl Scenes<'_> {
 
     /// The same steps as the tokenizer sees them, with the tokens of each.
     pub fn reconstructed(&self, cells: &[Cell]) -> Result<(Vec<Cell>, Vec<i32>)> {
-        let size = self.frame_size();
-        let mut stepper = Stepper::new(self.device, Key::new(0, 0));
-        let frame = self.device.buffer::<u8>("frame", [1, size, size, 3]);
+        let mut eye = Eye::new(self.device, self.agent);
         let (mut out, mut tokens) = (Vec::with_capacity(cells.len()), Vec::new());
         for cell in cells {
-            frame.write(&cell.frame)?;
-            let (pixels, codes) = stepper.infer(|tape| -> engine::Result<(Vec<f32>, Vec<i32>)> {
-                let x = tape.buffer(&frame)?;
-                let (codes, pixels) = self.agent.tokenizer.reconstruct(tape, x)?;
-                Ok((tape.read(pixels)?, tape.read(codes)?))
-            })?;
-            out.push(Cell::from_floats(&pixels, cell.reward, cell.end));
+            let (frame, codes) = eye.look(self.agent, &cell.frame)?;
+            out.push(Cell { frame, ..*cell });
             tokens.extend(codes);
         }
         Ok((out, tokens))
@@ -94,8 +115,10 @@ impl Scenes<'_> {
             let steps = row * horizon..(row + 1) * horizon;
             let last = steps.clone().find(|at| ends[*at] == 1).map_or(steps.end, |at| at + 1);
             (steps.start..last)
-                .map(|at| {
-                    Cell::from_floats(&frames[at * pixels..(at + 1) * pixels], rewards[at], ends[at] == 1)
+                .map(|at| Cell {
+                    frame: to_bytes(&frames[at * pixels..(at + 1) * pixels]),
+                    reward: rewards[at],
+                    end: ends[at] == 1,
                 })
                 .collect()
         };

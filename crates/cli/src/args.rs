@@ -27,6 +27,8 @@ pub enum Command {
     Eval(EvalArgs),
     /// Roll a trained world model out and draw what it imagines.
     Dream(DreamArgs),
+    /// Play one game with a trained agent and write it as an animation.
+    Record(RecordArgs),
     /// List the games, with their rules and reference scores.
     Envs,
     /// Print the settings that `train` would use with the same arguments, as TOML.
@@ -134,11 +136,17 @@ pub struct DreamArgs {
     pub threads: Option<usize>,
 }
 
-/// Plays whole games with the newest checkpoint of a run and prints the returns as JSON.
+/// Plays whole games with the newest checkpoint of a run, or with an agent that `iris import` made, and prints the returns as JSON.
+///
+/// The paper's protocol is the default: 100 games at temperature 0.5, without exploring. Games are played side by side, and every one that was begun counts.
 #[derive(clap::Args)]
 pub struct EvalArgs {
-    /// Folder of the run.
+    /// Folder of the run or of the imported agent.
     pub run: PathBuf,
+
+    /// The game; a run's own if not given.
+    #[arg(long)]
+    pub env: Option<String>,
 
     /// Games to play.
     #[arg(long, default_value_t = 100)]
@@ -152,6 +160,37 @@ pub struct EvalArgs {
     pub seed: u64,
 
     /// Worker threads; one per core if not given. The result does not depend on it.
+    #[arg(long)]
+    pub threads: Option<usize>,
+}
+
+/// Plays one whole game and writes a GIF: the game as a person sees it beside what the agent sees of it. A yellow frame brings a reward, a blue one a penalty, a
+/// red one the end.
+#[derive(clap::Args)]
+pub struct RecordArgs {
+    /// Folder of the run or of the imported agent.
+    pub run: PathBuf,
+
+    /// The game; a run's own if not given.
+    #[arg(long)]
+    pub env: Option<String>,
+
+    /// File to write.
+    #[arg(long, default_value = "episode.gif")]
+    pub out: PathBuf,
+
+    /// Steps after which the recording stops.
+    #[arg(long, default_value_t = 1000)]
+    pub steps: usize,
+
+    /// Temperature the policy samples at; 0 always takes the best action.
+    #[arg(long, default_value_t = 0.5)]
+    pub temperature: f32,
+
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+
+    /// Worker threads; one per core if not given.
     #[arg(long)]
     pub threads: Option<usize>,
 }
@@ -208,6 +247,8 @@ pub enum BenchCase {
     ActorCritic,
     /// 340 tokens decoded one by one with the key/value cache, batch 8.
     Decode,
+    /// Games, with their frames drawn and resized for the networks: steps per second on one core.
+    Games,
 }
 
 const REPORT_HELP: &str = "\

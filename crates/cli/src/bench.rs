@@ -25,10 +25,26 @@ pub fn run(args: BenchArgs) -> Result<()> {
             BenchCase::WorldModel => bench.world_model()?,
             BenchCase::ActorCritic => bench.actor_critic()?,
             BenchCase::Decode => bench.decode()?,
+            BenchCase::Games => {
+                games(args.repeats)?;
+                continue;
+            }
         };
         let name = case.to_possible_value().map_or(String::new(), |v| v.get_name().to_string());
         let memory = peak_memory().map_or("       -".into(), |bytes| format!("{:5} MiB", bytes >> 20));
         println!("{name:<22} {:8.1} ms   {memory}", 1e3 * best);
+    }
+    Ok(())
+}
+
+/// Every game this program was built with.
+fn games(repeats: usize) -> Result<()> {
+    for game in envs::all_games() {
+        let mut best: f64 = 0.0;
+        for _ in 0..repeats {
+            best = best.max(envs::steps_per_second(game, 64, 1000)?);
+        }
+        println!("{:<22} {best:8.0} steps/s", game.name);
     }
     Ok(())
 }

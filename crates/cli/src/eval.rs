@@ -1,22 +1,18 @@
 //! `iris eval`: whole games with a trained agent.
 
 use agent::Player;
-use agent::train::Run;
 use anyhow::{Result, bail};
 use engine::{Device, Key};
 
 use crate::args::EvalArgs;
+use crate::source::Source;
 
 pub fn run(args: EvalArgs) -> Result<()> {
     if args.episodes == 0 {
         bail!("--episodes must be at least 1");
     }
     let device = Device::cpu(args.threads)?;
-    let (config, agent) = Run::newest_agent(&device, &args.run)?;
-    let game = envs::Game::find(&config.env)?;
-    if let Some(variant) = game.variant() {
-        eprintln!("{}: {variant}", game.name);
-    }
+    let Source { agent, game } = Source::load(&device, &args.run, args.env.as_deref())?;
     let mut player = Player::new(&device, &agent, args.episodes.min(32));
     let key = Key::new(args.seed, 1);
     let returns = player.evaluate(&agent, game, args.episodes, args.temperature, key, |done| {
@@ -28,7 +24,8 @@ pub fn run(args: EvalArgs) -> Result<()> {
     let mean = returns.iter().sum::<f32>() / count;
     let variance = returns.iter().map(|r| (r - mean).powi(2)).sum::<f32>() / (count - 1.0).max(1.0);
     let result = serde_json::json!({
-        "env": config.env,
+        "env": game.name,
+        "run": args.run.display().to_string(),
         "episodes": args.episodes,
         "temperature": args.temperature,
         "seed": args.seed,

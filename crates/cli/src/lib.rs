@@ -6,7 +6,9 @@ mod config;
 mod convert;
 mod dream;
 mod eval;
+mod record;
 mod report;
+mod source;
 mod train;
 
 use std::process::ExitCode;
@@ -22,6 +24,7 @@ pub fn main() -> ExitCode {
     let result = match args.command {
         args::Command::Train(args) => train::run(args),
         args::Command::Eval(args) => eval::run(args),
+        args::Command::Record(args) => record::run(args),
         args::Command::Dream(args) => dream::run(args),
         args::Command::Envs => {
             for game in envs::all_games() {

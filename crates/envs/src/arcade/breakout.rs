@@ -3,7 +3,6 @@ use crate::{Env, EnvError, Random, Step};
 
 const BACKGROUND: Colour = [14, 14, 30];
 const BALL: Colour = [245, 245, 245];
-const TRAIL: Colour = [110, 110, 125];
 const PADDLE: Colour = [80, 160, 240];
 const BRICKS: [Colour; ROWS] = [[220, 80, 80], [230, 180, 70]];
 
@@ -12,14 +11,12 @@ const ROWS: usize = 2;
 const LIMIT: usize = 400;
 
 /// Two rows of bricks at the top, a paddle of two cells at the bottom. The ball moves diagonally; it takes a brick out and turns back one cell on, bounces off
-/// the walls, and off the paddle to the side of the cell it hit. A trail shows where it was the step before.
+/// the walls, and off the paddle to the side of the cell it hit.
 #[derive(Clone)]
 pub struct Breakout {
     random: Random,
     bricks: [[bool; CELLS]; ROWS],
     ball: (i32, i32),
-    /// Where the ball was.
-    trail: Option<(i32, i32)>,
     velocity: (i32, i32),
     paddle: usize,
     steps: usize,
@@ -37,7 +34,6 @@ impl Breakout {
             random: Random::new(0),
             bricks: [[true; CELLS]; ROWS],
             ball: (0, 0),
-            trail: None,
             velocity: (1, 1),
             paddle: 3,
             steps: 0,
@@ -50,7 +46,6 @@ impl Breakout {
 
     /// Moves the ball one step; returns whether it took a brick out and whether it was lost.
     fn fly(&mut self) -> (bool, bool) {
-        self.trail = Some(self.ball);
         let last = CELLS as i32 - 1;
         let (mut vx, mut vy) = self.velocity;
         if !(0..=last).contains(&(self.ball.0 + vx)) {
@@ -151,9 +146,6 @@ impl Env for Breakout {
 
     fn render(&self, frame: &mut [u8]) {
         fill(frame, BACKGROUND);
-        if let Some((x, y)) = self.trail {
-            paint_cells(frame, (x as usize, y as usize), (1, 1), TRAIL);
-        }
         for (y, (row, colour)) in self.bricks.iter().zip(BRICKS).enumerate() {
             for (x, _) in row.iter().enumerate().filter(|(_, brick)| **brick) {
                 paint_cells(frame, (x, y), (1, 1), colour);

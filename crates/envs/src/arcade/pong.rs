@@ -3,7 +3,6 @@ use crate::{Env, EnvError, Random, Step};
 
 const BACKGROUND: Colour = [16, 20, 24];
 const BALL: Colour = [240, 240, 240];
-const TRAIL: Colour = [110, 110, 120];
 const OPPONENT: Colour = [210, 130, 70];
 const PLAYER: Colour = [90, 190, 90];
 
@@ -12,14 +11,12 @@ const POINTS: usize = 5;
 const LIMIT: usize = 300;
 
 /// The player is at the right, the opponent at the left; paddles are two cells high. The ball moves one cell sideways per step and -1, 0 or 1
-/// cells up or down; hitting it with the upper or lower cell of a paddle sends it that way. It leaves a trail where it was the step before, so that a
-/// single frame tells where it is going. The opponent follows the ball, but only every third step.
+/// cells up or down; hitting it with the upper or lower cell of a paddle sends it that way. The opponent follows the ball, but only every third
+/// step.
 #[derive(Clone)]
 pub struct Pong {
     random: Random,
     ball: (usize, usize),
-    /// Where the ball was.
-    trail: Option<(usize, usize)>,
     /// -1 or 1 sideways, -1, 0 or 1 vertically.
     velocity: (i32, i32),
     /// Upper cells of the paddles.
@@ -40,7 +37,6 @@ impl Pong {
         Pong {
             random: Random::new(0),
             ball: (0, 0),
-            trail: None,
             velocity: (1, 1),
             player: 3,
             opponent: 3,
@@ -51,7 +47,6 @@ impl Pong {
 
     fn serve(&mut self) {
         self.ball = (1, self.random.below(CELLS));
-        self.trail = None;
         let up = if self.random.below(2) == 0 { -1 } else { 1 };
         self.velocity = (1, up);
     }
@@ -122,7 +117,6 @@ impl Env for Pong {
         let (ball, velocity) = self.next_ball();
         let mut reward = 0.0;
         let (paddle, side) = if velocity.0 > 0 { (self.player, CELLS - 1) } else { (self.opponent, 0) };
-        self.trail = Some(self.ball);
         (self.ball, self.velocity) = (ball, velocity);
         if ball.0 == side {
             if (paddle..=paddle + 1).contains(&ball.1) {
@@ -140,9 +134,6 @@ impl Env for Pong {
 
     fn render(&self, frame: &mut [u8]) {
         fill(frame, BACKGROUND);
-        if let Some(trail) = self.trail {
-            paint_cells(frame, trail, (1, 1), TRAIL);
-        }
         paint_cells(frame, (0, self.opponent), (1, 2), OPPONENT);
         paint_cells(frame, (CELLS - 1, self.player), (1, 2), PLAYER);
         paint_cells(frame, self.ball, (1, 1), BALL);

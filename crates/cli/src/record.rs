@@ -1,0 +1,49 @@
+//! `iris record`: one game as an animation.
+
+use agent::picture::{Cell, Picture, write_gif};
+use agent::{Eye, Player};
+use anyhow::{Result, bail};
+use engine::{Device, Key};
+use envs::Purpose;
+
+use crate::args::RecordArgs;
+use crate::source::Source;
+
+/// Hundredths of a second per step: fifteen steps of four frames each are a second of Atari.
+const DELAY: u16 = 7;
+
+pub fn run(args: RecordArgs) -> Result<()> {
+    if args.steps == 0 {
+        bail!("--steps must be at least 1");
+    }
+    let device = Device::cpu(args.threads)?;
+    let Source { agent, game } = Source::load(&device, &args.run, args.env.as_deref())?;
+    let size = agent.config.tokenizer.frame_size;
+    let mut env = game.make(Purpose::Evaluate, size)?;
+    let mut player = Player::new(&device, &agent, 1);
+    player.set_key(Key::new(args.seed, 1));
+    let mut eye = Eye::new(&device, &agent);
+    env.reset(args.seed);
+    let mut frame = vec![0; size * size * 3];
+    let mut pictures = Vec::new();
+    let mut total = 0.0;
+    for step in 1.. {
+        env.render(&mut frame);
+        let seen = eye.look(&agent, &frame)?.0;
+        let action = player.act(&agent, &frame, args.temperature)?[0] as usize;
+        let shown = env.full_frame().unwrap_or((size, size, frame.clone()));
+        let outcome = env.step(action)?;
+        total += outcome.reward;
+        let cell = Cell { frame: seen, reward: outcome.reward, end: outcome.done() };
+        pictures.push(Picture::beside((shown.0, shown.1, &shown.2), &cell, size));
+        if step % 100 == 0 {
+            eprintln!("{step} steps, return {total}");
+        }
+        if outcome.done() || step == args.steps {
+            break;
+        }
+    }
+    write_gif(&pictures, DELAY, &args.out)?;
+    println!("{} steps of {}, return {total}\n{}", pictures.len(), game.name, args.out.display());
+    Ok(())
+}

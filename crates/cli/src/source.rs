@@ -1,0 +1,40 @@
+//! Where commands that use an agent take it from: a run, or a folder that `iris import` made.
+
+use std::path::Path;
+
+use agent::Agent;
+use agent::train::Run;
+use anyhow::{Result, bail};
+use engine::Device;
+use envs::{Game, Purpose};
+
+/// An agent and the game it plays.
+pub struct Source {
+    pub agent: Agent,
+    pub game: &'static Game,
+}
+
+impl Source {
+    /// `env` is the game to play; a run has its own.
+    pub fn load(device: &Device, folder: &Path, env: Option<&str>) -> Result<Source> {
+        let (agent, game) = match (folder.join("agent.safetensors").is_file(), env) {
+            (true, Some(env)) => (Agent::load(device, folder)?.0, Game::find(env)?),
+            (true, None) => {
+                bail!("{} holds an agent, which does not say what it plays: add --env", folder.display())
+            }
+            (false, _) => {
+                let (config, agent) = Run::newest_agent(device, folder)?;
+                (agent, Game::find(env.unwrap_or(&config.env))?)
+            }
+        };
+        if let Some(variant) = game.variant() {
+            eprintln!("{}: {variant}", game.name);
+        }
+        let env = game.make(Purpose::Evaluate, agent.config.tokenizer.frame_size)?;
+        let (known, needed) = (agent.config.actions, env.action_names().len());
+        if known != needed {
+            bail!("the agent in {} knows {known} actions, but {} has {needed}", folder.display(), game.name);
+        }
+        Ok(Source { agent, game })
+    }
+}
