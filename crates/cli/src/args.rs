@@ -51,7 +51,7 @@ pub struct ConfigArgs {
     /// Changes to the config, as key.sub=value, such as `epochs=30` or `actor_critic.schedule.learning_rate=5e-4`; `iris config` lists all keys.
     pub overrides: Vec<String>,
 
-    /// The settings to start from: tiny, atari-100k, atari-100k-64tokens or atari-10m.
+    /// The settings to start from: tiny, atari-small, atari-100k, atari-100k-64tokens or atari-10m.
     #[arg(long, default_value = "tiny")]
     pub preset: String,
 

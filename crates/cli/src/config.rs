@@ -9,8 +9,9 @@ use toml::{Table, Value};
 use crate::args::ConfigArgs;
 
 /// Presets inside the binary.
-const PRESETS: [(&str, &str); 4] = [
+const PRESETS: [(&str, &str); 5] = [
     ("tiny", include_str!("../presets/tiny.toml")),
+    ("atari-small", include_str!("../presets/atari-small.toml")),
     ("atari-100k", include_str!("../presets/atari-100k.toml")),
     ("atari-100k-64tokens", include_str!("../presets/atari-100k-64tokens.toml")),
     ("atari-10m", include_str!("../presets/atari-10m.toml")),
