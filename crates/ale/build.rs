@@ -50,7 +50,7 @@ mod ale {
             (Some(folder), _) => {
                 Err(format!("IRIS_ALE_DIR is {}, which is not an absolute path", folder.display()))
             }
-            (None, Some(here)) => Ok(here.join("../../third_party/ale")),
+            (None, Some(here)) => Ok(here.ancestors().nth(2).unwrap_or(&here).join("third_party/ale")),
             (None, None) => Err("CARGO_MANIFEST_DIR is not set: build this crate with cargo".into()),
         }
     }

@@ -315,7 +315,7 @@ mod tests {
         side_by_side(2_400);
     }
 
-    /// About 20 minutes on two cores.
+    /// 756 s of processor time when measured; most of it on one core.
     #[test]
     #[ignore = "long"]
     fn a_million_steps_on_eight_threads_are_those_played_alone_and_leak_nothing() {

@@ -30,8 +30,7 @@ fn places(named: Option<PathBuf>) -> Vec<PathBuf> {
     let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let prepared = variable("IRIS_ALE_DIR").unwrap_or_else(|| ale::PREPARED.into()).join(ale::ROMS);
     let mut places: Vec<PathBuf> = named.into_iter().chain(variable("ALE_ROM_PATH")).collect();
-    // Without the `..` that the build left in it.
-    places.push(prepared.canonicalize().unwrap_or(prepared));
+    places.push(prepared);
     let mut pythons: Vec<PathBuf> =
         ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable).collect();
     pythons.extend(variable("HOME").map(|home| home.join(".local")));
