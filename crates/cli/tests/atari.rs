@@ -1,0 +1,69 @@
+//! Runs on a real Atari game; only in a build that has the emulator.
+#![cfg(feature = "atari")]
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use common::{SMALL, Scratch, iris, results, stderr};
+
+/// Qbert loses lives quickly, so an epoch ends within a game that has been going on for several episodes.
+const QBERT: [&str; 6] =
+    ["--preset", "atari-small", "--env", "Qbert", "collection.steps=150", "evaluation.final_episodes=1"];
+
+#[test]
+fn a_killed_run_finds_its_way_back_into_the_game() {
+    let scratch = Scratch::new("atari");
+    let (whole, killed) = (scratch.0.join("whole"), scratch.0.join("killed"));
+    let train = |folder| {
+        let mut command = iris();
+        command.arg("train").args(SMALL).args(QBERT).arg("--out").arg(folder);
+        command
+    };
+    let output = train(&whole).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let mut child = train(&killed).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(lines.map_while(Result::ok).any(|line| line.starts_with("epoch 2/4")));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let resumed = iris().args(["train", "--resume"]).arg(&killed).output().unwrap();
+    assert!(resumed.status.success(), "{}", stderr(&resumed));
+    for ((name, expected), (_, got)) in results(&whole).into_iter().zip(results(&killed)) {
+        assert!(expected == got, "{name} differs");
+    }
+    // The game went on over lost lives.
+    let state = std::fs::read_to_string(whole.join("checkpoints/000004/state.json")).unwrap();
+    assert!(state.contains("\"continues\":true"), "{state}");
+
+    let film = scratch.0.join("film.gif");
+    let record = |env: &str| {
+        let mut command = iris();
+        command.arg("record").arg(&whole).args(["--steps", "20", "--env", env, "--out"]).arg(&film);
+        command.output().unwrap()
+    };
+    let output = record("atari/Qbert");
+    assert!(output.status.success(), "{}", stderr(&output));
+    // The screen of 210x160 beside the frame of 64x64, three times as large, with three pixels around them.
+    let bytes = std::fs::read(&film).unwrap();
+    let size = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+    assert_eq!((size(6), size(8)), (160 + 192 + 9, 210 + 6));
+    let output = record("atari/Breakout");
+    assert!(
+        !output.status.success() && stderr(&output).contains("knows 6 actions, but atari/Breakout has 4")
+    );
+}
+
+#[test]
+fn a_missing_rom_is_named_with_the_places_looked_at() {
+    let scratch = Scratch::new("roms");
+    let output = iris()
+        .args(["--roms", "no/such/folder", "config", "--env", "atari/Pong"])
+        .env("IRIS_ALE_DIR", scratch.0.join("nothing"))
+        .env("ALE_ROM_PATH", &scratch.0)
+        .output()
+        .unwrap();
+    let text = stderr(&output);
+    assert!(!output.status.success() && text.contains("no/such/folder"), "{text}");
+}
