@@ -108,8 +108,9 @@ fn the_printed_config_is_one_that_train_takes() {
     let undocumented = lines.windows(2).find(|l| l[1].contains(" = ") && !l[0].starts_with("# "));
     assert_eq!(undocumented, None);
     // What a preset says about a game comes before what the user says.
-    assert!(print(&["--env", "arcade/pong"]).contains("vocabulary = 64"));
-    assert!(print(&["--env", "arcade/pong", "agent.tokenizer.vocabulary=16"]).contains("vocabulary = 16"));
+    assert!(print(&["--env", "arcade/pong"]).contains("first_updates = 2500"));
+    let changed = print(&["--env", "arcade/pong", "world_model.schedule.first_updates=7"]);
+    assert!(changed.contains("first_updates = 7\n"));
     let games = String::from_utf8(iris().arg("envs").output().unwrap().stdout).unwrap();
     assert!(["catch", "pong", "breakout", "freeway"].iter().all(|name| games.contains(name)), "{games}");
 }

@@ -6,18 +6,24 @@ const BALL: Colour = [240, 240, 240];
 const OPPONENT: Colour = [210, 130, 70];
 const PLAYER: Colour = [90, 190, 90];
 
+/// Cells of the player's paddle and of the opponent's.
+const PADDLE: usize = 3;
+const OTHER: usize = 2;
+/// The lowest place of the player's upper cell, and of the opponent's.
+const LOWEST: usize = CELLS - PADDLE;
+const OTHER_LOWEST: usize = CELLS - OTHER;
 const POINTS: usize = 5;
 /// Steps after which an episode is cut off.
 const LIMIT: usize = 300;
 
-/// The player is at the right, the opponent at the left; paddles are two cells high. The ball moves one cell sideways per step and -1, 0 or 1
-/// cells up or down; hitting it with the upper or lower cell of a paddle sends it that way. The opponent follows the ball, but only every third
+/// The player is at the right, the opponent at the left; their paddles are three and two cells high. The ball moves one cell sideways and one up or down per step.
+/// The upper cell of a paddle sends it up, the lower one down, and the middle one on as it came. The opponent follows the ball, but only every third
 /// step.
 #[derive(Clone)]
 pub struct Pong {
     random: Random,
     ball: (usize, usize),
-    /// -1 or 1 sideways, -1, 0 or 1 vertically.
+    /// -1 or 1, sideways and vertically.
     velocity: (i32, i32),
     /// Upper cells of the paddles.
     player: usize,
@@ -69,7 +75,7 @@ impl Pong {
         let mut ahead = self.clone();
         if ahead.velocity.0 < 0 {
             // The ball goes away: wait in the middle.
-            return toward(self.player, CELLS / 2 - 1);
+            return toward(self.player, LOWEST / 2);
         }
         let mut steps = 1;
         while ahead.ball.0 < CELLS - 2 {
@@ -78,8 +84,8 @@ impl Pong {
         }
         let ((_, y), _) = ahead.next_ball();
         // Its lower cell sends the ball down, its upper one up.
-        let (down, up) = (y.saturating_sub(1), y.min(CELLS - 2));
-        let (wanted, other) = if self.opponent < CELLS / 2 - 1 { (down, up) } else { (up, down) };
+        let (down, up) = (y.saturating_sub(PADDLE - 1), y.min(LOWEST));
+        let (wanted, other) = if self.opponent < OTHER_LOWEST / 2 { (down, up) } else { (up, down) };
         toward(self.player, if wanted.abs_diff(self.player) <= steps { wanted } else { other })
     }
 }
@@ -108,20 +114,24 @@ impl Env for Pong {
 
     fn step(&mut self, action: usize) -> Result<Step, EnvError> {
         check_action(action, self.action_names())?;
-        self.player = moved(self.player, action, CELLS - 2);
+        self.player = moved(self.player, action, LOWEST);
         if self.steps.is_multiple_of(3) {
-            let wanted = toward(self.opponent, self.ball.1.saturating_sub(1).min(CELLS - 2));
-            self.opponent = moved(self.opponent, wanted, CELLS - 2);
+            let wanted = toward(self.opponent, self.ball.1.saturating_sub(1).min(OTHER_LOWEST));
+            self.opponent = moved(self.opponent, wanted, OTHER_LOWEST);
         }
         self.steps += 1;
         let (ball, velocity) = self.next_ball();
         let mut reward = 0.0;
-        let (paddle, side) = if velocity.0 > 0 { (self.player, CELLS - 1) } else { (self.opponent, 0) };
+        let (paddle, cells, side) =
+            if velocity.0 > 0 { (self.player, PADDLE, CELLS - 1) } else { (self.opponent, OTHER, 0) };
         (self.ball, self.velocity) = (ball, velocity);
         if ball.0 == side {
-            if (paddle..=paddle + 1).contains(&ball.1) {
-                // The upper cell sends the ball up, the lower one down.
-                let vertical = if ball.1 == paddle { -1 } else { 1 };
+            if (paddle..paddle + cells).contains(&ball.1) {
+                let vertical = match ball.1 - paddle {
+                    0 => -1,
+                    place if place + 1 == cells => 1,
+                    _ => velocity.1,
+                };
                 self.velocity = (-velocity.0, vertical);
             } else {
                 reward = if side == 0 { 1.0 } else { -1.0 };
@@ -134,8 +144,8 @@ impl Env for Pong {
 
     fn render(&self, frame: &mut [u8]) {
         fill(frame, BACKGROUND);
-        paint_cells(frame, (0, self.opponent), (1, 2), OPPONENT);
-        paint_cells(frame, (CELLS - 1, self.player), (1, 2), PLAYER);
+        paint_cells(frame, (0, self.opponent), (1, OTHER), OPPONENT);
+        paint_cells(frame, (CELLS - 1, self.player), (1, PADDLE), PLAYER);
         paint_cells(frame, self.ball, (1, 1), BALL);
     }
 }
