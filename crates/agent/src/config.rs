@@ -117,8 +117,6 @@ pub struct TokenizerConfig {
     pub resolutions: usize,
     /// Residual blocks per resolution in the encoder; the decoder has one more.
     pub residual_blocks: usize,
-    /// Residual, attention and residual blocks at the smallest size, as in the paper. Without them a token depends on little more than its own part of the frame.
-    pub middle: bool,
     /// Sizes at which residual blocks are followed by attention.
     pub attention_sizes: Vec<usize>,
     /// Groups of the group-norms.
@@ -136,7 +134,6 @@ impl Default for TokenizerConfig {
             channels: 64,
             resolutions: 5,
             residual_blocks: 2,
-            middle: true,
             attention_sizes: vec![16, 8],
             groups: 32,
             vocabulary: 512,

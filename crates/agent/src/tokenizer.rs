@@ -319,7 +319,7 @@ struct Encoder {
     conv_in: Conv,
     /// From the frame's size downwards.
     levels: Vec<Level>,
-    middle: Option<Middle>,
+    middle: Middle,
     norm_out: Norm,
     conv_out: Conv,
 }
@@ -339,7 +339,7 @@ impl Encoder {
         Ok(Encoder {
             conv_in,
             levels,
-            middle: config.middle.then(|| Middle::new(b, channels)).transpose()?,
+            middle: Middle::new(b, channels)?,
             norm_out: b.norm("norm_out", channels)?,
             conv_out: b.conv3x3("conv_out", channels, config.embedding)?,
         })
@@ -359,9 +359,7 @@ impl Encoder {
                 h = down.forward(tape, params, h, Stride::Two)?;
             }
         }
-        if let Some(middle) = &self.middle {
-            h = middle.forward(tape, params, config.groups, h)?;
-        }
+        h = self.middle.forward(tape, params, config.groups, h)?;
         h = self.norm_out.group(tape, params, h, config.groups, true)?;
         self.conv_out.forward(tape, params, h, Stride::One)
     }
@@ -369,7 +367,7 @@ impl Encoder {
 
 struct Decoder {
     conv_in: Conv,
-    middle: Option<Middle>,
+    middle: Middle,
     /// Indexed like the encoder's: 0 has the frame's size and comes last.
     levels: Vec<Level>,
     norm_out: Norm,
@@ -379,7 +377,7 @@ struct Decoder {
 impl Decoder {
     fn new(b: &mut Builder, config: &TokenizerConfig, channels: usize) -> Result<Decoder> {
         let conv_in = b.conv3x3("conv_in", config.embedding, channels)?;
-        let middle = config.middle.then(|| Middle::new(b, channels)).transpose()?;
+        let middle = Middle::new(b, channels)?;
         let mut levels = Vec::new();
         for level in 0..config.resolutions {
             let attention = config.attention_sizes.contains(&(config.frame_size >> level));
@@ -405,9 +403,7 @@ impl Decoder {
         z: Tensor,
     ) -> Result<Tensor> {
         let mut h = self.conv_in.forward(tape, params, z, Stride::One)?;
-        if let Some(middle) = &self.middle {
-            h = middle.forward(tape, params, config.groups, h)?;
-        }
+        h = self.middle.forward(tape, params, config.groups, h)?;
         for level in self.levels.iter().rev() {
             h = level.blocks(tape, params, config.groups, h)?;
             if let Some(up) = &level.resample {

@@ -17,7 +17,6 @@ fn small() -> AgentConfig {
             channels: 8,
             resolutions: 2,
             residual_blocks: 1,
-            middle: true,
             attention_sizes: vec![4],
             groups: 4,
             vocabulary: 11,

@@ -5,6 +5,7 @@ use anyhow::{Result, bail};
 use engine::{Device, Key};
 
 use crate::args::EvalArgs;
+use crate::progress::Progress;
 use crate::source::Source;
 
 pub fn run(args: EvalArgs) -> Result<()> {
@@ -15,11 +16,14 @@ pub fn run(args: EvalArgs) -> Result<()> {
     let Source { agent, game } = Source::load(&device, &args.run, args.env.as_deref())?;
     let mut player = Player::new(&device, &agent, args.episodes.min(32));
     let key = Key::new(args.seed, 1);
+    let progress = Progress::new("games", args.episodes);
     let returns = player.evaluate(&agent, game, args.episodes, args.temperature, key, |done| {
-        if done == args.episodes || done.is_multiple_of(32) {
+        progress.set(done);
+        if !progress.is_shown() && (done == args.episodes || done.is_multiple_of(10)) {
             eprintln!("{done} of {} games", args.episodes);
         }
     })?;
+    drop(progress);
     let count = returns.len() as f32;
     let mean = returns.iter().sum::<f32>() / count;
     let variance = returns.iter().map(|r| (r - mean).powi(2)).sum::<f32>() / (count - 1.0).max(1.0);

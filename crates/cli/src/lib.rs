@@ -6,6 +6,7 @@ mod config;
 mod convert;
 mod dream;
 mod eval;
+mod progress;
 mod record;
 mod report;
 mod source;

@@ -7,6 +7,7 @@ use engine::{Device, Key};
 use envs::Purpose;
 
 use crate::args::RecordArgs;
+use crate::progress::Progress;
 use crate::source::Source;
 
 /// Hundredths of a second per step: fifteen steps of four frames each are a second of Atari.
@@ -27,6 +28,7 @@ pub fn run(args: RecordArgs) -> Result<()> {
     let mut frame = vec![0; size * size * 3];
     let mut pictures = Vec::new();
     let mut total = 0.0;
+    let progress = Progress::new("steps", args.steps);
     for step in 1.. {
         env.render(&mut frame);
         let seen = eye.look(&agent, &frame)?.0;
@@ -36,13 +38,12 @@ pub fn run(args: RecordArgs) -> Result<()> {
         total += outcome.reward;
         let cell = Cell { frame: seen, reward: outcome.reward, end: outcome.done() };
         pictures.push(Picture::beside((shown.0, shown.1, &shown.2), &cell, size));
-        if step % 100 == 0 {
-            eprintln!("{step} steps, return {total}");
-        }
+        progress.set(step);
         if outcome.done() || step == args.steps {
             break;
         }
     }
+    drop(progress);
     write_gif(&pictures, DELAY, &args.out)?;
     println!("{} steps of {}, return {total}\n{}", pictures.len(), game.name, args.out.display());
     Ok(())

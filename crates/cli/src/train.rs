@@ -1,7 +1,6 @@
 //! `iris train`: a run from its config to its end, with progress.
 
 use std::collections::HashMap;
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,10 +9,10 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use agent::train::{Damaged, Observer, Run, TrainError, Trainer, train};
 use anyhow::{Context, Result};
 use engine::Device;
-use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::TrainArgs;
 use crate::config;
+use crate::progress::Progress;
 
 pub fn run(args: TrainArgs) -> Result<()> {
     let device = Device::cpu(args.threads)?;
@@ -72,7 +71,7 @@ struct Watch {
     run: Run,
     started: Instant,
     stop: Arc<AtomicBool>,
-    bar: Option<(&'static str, ProgressBar)>,
+    bar: Option<Progress>,
     since: Instant,
     seconds: HashMap<&'static str, f64>,
     last: Vec<(String, f64)>,
@@ -136,20 +135,12 @@ impl Observer for Watch {
         let now = Instant::now();
         *self.seconds.entry(phase).or_default() += (now - self.since).as_secs_f64();
         self.since = now;
-        if std::io::stderr().is_terminal() {
-            if self.bar.as_ref().is_none_or(|(p, _)| *p != phase) {
-                let style = ProgressStyle::with_template("{msg:12} {bar:30} {pos}/{len} {per_sec} {eta}");
-                let bar = ProgressBar::new(total as u64).with_message(phase);
-                self.bar = Some((phase, style.map_or(bar.clone(), |style| bar.with_style(style))));
-            }
-            if let Some((_, bar)) = &self.bar {
-                bar.set_position(done as u64);
-            }
+        if self.bar.as_ref().is_none_or(|bar| bar.phase() != phase) {
+            self.bar = Some(Progress::new(phase, total));
         }
-        if done == total
-            && let Some((_, bar)) = self.bar.take()
-        {
-            bar.finish_and_clear();
+        self.bar.iter().for_each(|bar| bar.set(done));
+        if done == total {
+            self.bar = None;
         }
         !self.stop.load(Ordering::Relaxed)
     }

@@ -9,8 +9,15 @@ use std::process::Stdio;
 use common::{SMALL, Scratch, iris, results, stderr};
 
 /// Qbert loses lives quickly, so an epoch ends within a game that has been going on for several episodes.
-const QBERT: [&str; 6] =
-    ["--preset", "atari-small", "--env", "Qbert", "collection.steps=150", "evaluation.final_episodes=1"];
+const QBERT: [&str; 7] = [
+    "--preset",
+    "atari-small",
+    "--env",
+    "Qbert",
+    "collection.steps=150",
+    "evaluation.every=9",
+    "evaluation.final_episodes=1",
+];
 
 #[test]
 fn a_killed_run_finds_its_way_back_into_the_game() {

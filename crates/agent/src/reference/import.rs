@@ -118,7 +118,6 @@ impl<'a> Shapes<'a> {
             channels,
             resolutions,
             residual_blocks: self.count("tokenizer.encoder.down.0.block.", 0, ".conv1.weight"),
-            middle: true,
             attention_sizes,
             groups: paper.tokenizer.groups.min(channels),
             vocabulary: self.size("tokenizer.embedding.weight", 2, 0)?,

@@ -102,6 +102,8 @@ pub struct Schedule {
     pub batch: usize,
     /// Adam's step size.
     pub learning_rate: f32,
+    /// What it has come down to, in equal steps, by the last epoch; 0 to keep it as it is.
+    pub final_learning_rate: f32,
     /// Gradients of a longer norm are scaled down to it.
     pub max_grad_norm: f32,
 }
@@ -114,12 +116,24 @@ impl Default for Schedule {
             updates: 200,
             batch: 64,
             learning_rate: 1e-4,
+            final_learning_rate: 0.0,
             max_grad_norm: 10.0,
         }
     }
 }
 
 impl Schedule {
+    /// Adam's step size in epoch number `epoch` of `epochs`, from 0 on.
+    pub fn learning_rate_in(&self, epoch: usize, epochs: usize) -> f32 {
+        match self.final_learning_rate {
+            0.0 => self.learning_rate,
+            last => {
+                let share = epoch as f32 / epochs.saturating_sub(1).max(1) as f32;
+                self.learning_rate + (last - self.learning_rate) * share.min(1.0)
+            }
+        }
+    }
+
     /// Updates in epoch number `epoch`, from 0 on.
     pub fn updates_in(&self, epoch: usize) -> usize {
         match epoch {
@@ -241,6 +255,15 @@ impl ReplayConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_learning_rate_comes_down_in_equal_steps() {
+        let constant = Schedule { learning_rate: 0.5, ..Schedule::default() };
+        assert_eq!([0, 9].map(|epoch| constant.learning_rate_in(epoch, 10)), [0.5, 0.5]);
+        let falling = Schedule { final_learning_rate: 0.25, ..constant };
+        assert_eq!([0, 1, 2].map(|epoch| falling.learning_rate_in(epoch, 3)), [0.5, 0.375, 0.25]);
+        assert_eq!(falling.learning_rate_in(0, 1), 0.5);
+    }
 
     #[test]
     fn every_key_is_documented() {

@@ -260,7 +260,7 @@ impl Trainer {
         let updates = config.schedule.updates_in(self.epoch);
         let mut rng = Rng::new(self.key(Stream::TokenizerBatches));
         self.stepper.set_key(self.key(Stream::Tokenizer));
-        let adam = adam(&config.schedule, 0.0);
+        let adam = self.adam(&config.schedule, 0.0);
         let frame_bytes = self.frame_bytes();
         let mut frames = vec![0; config.schedule.batch * frame_bytes];
         for update in 0..updates {
@@ -292,7 +292,7 @@ impl Trainer {
         let updates = config.schedule.updates_in(self.epoch);
         let mut rng = Rng::new(self.key(Stream::WorldModelBatches));
         self.stepper.set_key(self.key(Stream::WorldModel));
-        let adam = adam(&config.schedule, config.weight_decay);
+        let adam = self.adam(&config.schedule, config.weight_decay);
         for update in 0..updates {
             let steps = self.config.agent.world_model.steps;
             let segments: Vec<Segment> =
@@ -354,7 +354,7 @@ impl Trainer {
         let mut rng = Rng::new(self.key(Stream::ActorCriticBatches));
         self.stepper.set_key(self.key(Stream::ActorCritic));
         self.dreamer.set_key(self.key(Stream::Dream));
-        let adam = adam(&config.schedule, 0.0);
+        let adam = self.adam(&config.schedule, 0.0);
         let returns = config.returns;
         for update in 0..updates {
             let segments: Vec<Segment> = (0..config.schedule.batch)
@@ -430,6 +430,15 @@ impl Trainer {
         Ok(())
     }
 
+    fn adam(&self, schedule: &Schedule, weight_decay: f32) -> Adam {
+        Adam {
+            learning_rate: schedule.learning_rate_in(self.epoch, self.config.epochs),
+            max_grad_norm: schedule.max_grad_norm,
+            weight_decay,
+            ..Adam::default()
+        }
+    }
+
     fn frame_bytes(&self) -> usize {
         let size = self.config.agent.tokenizer.frame_size;
         size * size * 3
@@ -469,15 +478,6 @@ fn replay_open_game(env: &mut dyn Env, replay: &Replay) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn adam(schedule: &Schedule, weight_decay: f32) -> Adam {
-    Adam {
-        learning_rate: schedule.learning_rate,
-        max_grad_norm: schedule.max_grad_norm,
-        weight_decay,
-        ..Adam::default()
-    }
 }
 
 fn read_all(
