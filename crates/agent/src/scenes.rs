@@ -1,10 +1,10 @@
 //! What the networks make of recorded frames, as rows of cells for pictures.
 
-use engine::{Buffer, Device, Key, Stepper};
+use engine::{Buffer, Device, Key, Rng, Stepper};
 
 use crate::picture::{Cell, to_bytes};
 use crate::train::TrainError;
-use crate::{Acting, Agent, Dreamer, Replay};
+use crate::{Acting, Agent, Dreamer, Episode, Replay};
 
 type Result<T, E = TrainError> = std::result::Result<T, E>;
 
@@ -50,10 +50,31 @@ impl Scenes<'_> {
         self.agent.config.tokenizer.frame_size
     }
 
+    /// A record chosen at random, of those that are tried one with as many of `steps` steps after it as can be.
+    pub fn choose_start(&self, rng: &mut Rng, steps: usize) -> usize {
+        const TRIES: usize = 32;
+        let future = |record: usize| {
+            let episode = self.episode(record);
+            episode.map_or(0, |e| e.start + e.len - record).min(steps)
+        };
+        let mut best = self.replay.sample_step(rng);
+        for _ in 1..TRIES {
+            if future(best) == steps {
+                break;
+            }
+            let other = self.replay.sample_step(rng);
+            best = if future(other) > future(best) { other } else { best };
+        }
+        best
+    }
+
+    fn episode(&self, record: usize) -> Option<&Episode> {
+        self.replay.table().episodes.iter().find(|e| (e.start..e.start + e.len).contains(&record))
+    }
+
     /// Recorded steps, from `record` to at most the end of its episode.
     pub fn recorded(&self, record: usize, steps: usize) -> Result<Vec<Cell>> {
-        let episode =
-            self.replay.table().episodes.iter().find(|e| (e.start..e.start + e.len).contains(&record));
+        let episode = self.episode(record);
         let end = episode.map_or(record, |e| e.start + e.len).min(record + steps);
         let cell = |record: usize| {
             let mut frame = vec![0; self.frame_size().pow(2) * 3];
@@ -127,8 +148,7 @@ impl Scenes<'_> {
 
     /// Steps of the episode before a record, at most as many as the policy is warmed up with.
     fn before(&self, record: usize) -> usize {
-        let episode =
-            self.replay.table().episodes.iter().find(|e| (e.start..e.start + e.len).contains(&record));
+        let episode = self.episode(record);
         episode.map_or(0, |e| record - e.start).min(self.burn_in)
     }
 

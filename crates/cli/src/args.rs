@@ -21,31 +21,22 @@ pub struct Args {
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Train an agent.
     Train(TrainArgs),
-    /// Play whole games with a trained agent.
     Eval(EvalArgs),
-    /// Roll a trained world model out and draw what it imagines.
     Dream(DreamArgs),
-    /// Play one game with a trained agent and write it as an animation.
     Record(RecordArgs),
     /// List the games, with their rules and reference scores.
     Envs,
-    /// Print the settings that `train` would use with the same arguments, as TOML.
     Config(ConfigArgs),
-    /// Turn a checkpoint of the reference release (PyTorch) into an agent.
     Import(ImportArgs),
-    /// Write an agent with the names and shapes of the reference release, for PyTorch.
     Export(ExportArgs),
-    /// Time the paper-size networks on this machine.
     Bench(BenchArgs),
-    /// Compare agents: the paper's tables and figures, from score files and runs.
     Report(ReportArgs),
 }
 
-/// Prints every setting with what it means, in a form that `--config` takes.
+/// Print the settings that `train` would use with the same arguments, and what each means.
 ///
-/// The settings of a run: a preset, then a file, then single changes, each on top of what came before.
+/// The result is TOML that `--config` takes. The settings of a run are a preset, then a file, then single changes, each on top of what came before.
 #[derive(clap::Args)]
 pub struct ConfigArgs {
     /// Changes to the config, as key.sub=value, such as `epochs=30` or `actor_critic.schedule.learning_rate=5e-4`; `iris config` lists all keys.
@@ -68,7 +59,7 @@ pub struct ConfigArgs {
     pub seed: Option<u64>,
 }
 
-/// Trains an agent from scratch: by default a small one on `arcade/catch`, in minutes.
+/// Train an agent: by default a small one on `arcade/catch`, in minutes.
 ///
 /// Every epoch plays a little, then updates the tokenizer, the world model and, inside the world model, the policy. The folder of the run holds the config,
 /// metrics (JSON lines and TensorBoard), pictures of reconstructions and dreams, everything that was seen, and the last two checkpoints. Ctrl-C stops, and
@@ -95,6 +86,8 @@ pub struct TrainArgs {
     pub threads: Option<usize>,
 }
 
+/// Roll a trained world model out and draw what it imagines.
+///
 /// Starts from a frame of the run's replay and lets the world model imagine what follows. Writes `dream.png`, one row per future, and `dream.gif`, the same
 /// as an animation.
 ///
@@ -136,9 +129,9 @@ pub struct DreamArgs {
     pub threads: Option<usize>,
 }
 
-/// Plays whole games with the newest checkpoint of a run, or with an agent that `iris import` made, and prints the returns as JSON.
+/// Play whole games with a trained agent and print the returns as JSON.
 ///
-/// The paper's protocol is the default: 100 games at temperature 0.5, without exploring. Games are played side by side, and every one that was begun counts.
+/// The agent is the newest checkpoint of a run, or one that `iris import` made. The paper's protocol is the default: 100 games at temperature 0.5, without exploring. Games are played side by side, and every one that was begun counts.
 #[derive(clap::Args)]
 pub struct EvalArgs {
     /// Folder of the run or of the imported agent.
@@ -164,7 +157,9 @@ pub struct EvalArgs {
     pub threads: Option<usize>,
 }
 
-/// Plays one whole game and writes a GIF: the game as a person sees it beside what the agent sees of it. A yellow frame brings a reward, a blue one a penalty, a
+/// Play one game with a trained agent and write it as an animation.
+///
+/// The GIF shows the game as a person sees it beside what the agent sees of it. A yellow frame brings a reward, a blue one a penalty, a
 /// red one the end.
 #[derive(clap::Args)]
 pub struct RecordArgs {
@@ -195,6 +190,8 @@ pub struct RecordArgs {
     pub threads: Option<usize>,
 }
 
+/// Turn a checkpoint of the reference release (PyTorch) into an agent.
+///
 /// Reads `last.pt` as the reference release's `torch.save` wrote it. No code of the file is executed, and anything but tensors is refused.
 #[derive(clap::Args)]
 pub struct ImportArgs {
@@ -206,6 +203,8 @@ pub struct ImportArgs {
     pub out: PathBuf,
 }
 
+/// Write an agent with the names and shapes of the reference release, for PyTorch.
+///
 /// Writes safetensors that PyTorch users load with `agent.load_state_dict(safetensors.torch.load_file(FILE))`.
 #[derive(clap::Args)]
 pub struct ExportArgs {
@@ -217,7 +216,9 @@ pub struct ExportArgs {
     pub out: PathBuf,
 }
 
-/// Times steps at paper size and prints one line each: the best of several runs, and the most memory the process held.
+/// Time the paper-size networks and the games on this machine.
+///
+/// Prints one line for each step at paper size: the best of several runs, and the most memory the process held.
 ///
 /// `scripts/bench_pytorch.py` prints the same lines for PyTorch. Run both with nothing else running.
 #[derive(clap::Args)]
@@ -265,7 +266,9 @@ one agent; a run counts with its last evaluation.
 Prints the tables and what to be careful about, and writes report.html (everything, works offline), report.json, table.md, table.tex
 and the figures as SVG and PNG. docs/report.md explains every number.";
 
-/// Compares agents with the statistics of "Deep RL at the Edge of the Statistical Precipice".
+/// Compare agents: the paper's tables and figures, from score files and runs.
+///
+/// The statistics are those of "Deep RL at the Edge of the Statistical Precipice".
 #[derive(clap::Args)]
 #[command(after_long_help = REPORT_HELP)]
 pub struct ReportArgs {

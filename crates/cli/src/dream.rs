@@ -2,7 +2,7 @@
 
 use agent::picture::{Cell, Picture, write_gif};
 use agent::train::Run;
-use agent::{Acting, Replay, Scenes};
+use agent::{Acting, Scenes};
 use anyhow::{Context, Result, bail};
 use engine::{Device, Key, Rng};
 use envs::{Game, Purpose};
@@ -20,9 +20,9 @@ pub fn run(args: DreamArgs) -> Result<()> {
     if args.futures == 0 || steps == 0 {
         bail!("--futures and --steps must be at least 1");
     }
-    let from = start(&args, &replay)?;
     let scenes =
         Scenes { device: &device, agent: &agent, replay: &replay, burn_in: config.actor_critic.burn_in };
+    let from = start(&args, &scenes, steps)?;
     let size = config.agent.tokenizer.frame_size;
     let env = Game::find(&config.env)?.make(Purpose::Train, size)?;
     let given = match args.actions.as_str() {
@@ -53,12 +53,13 @@ pub fn run(args: DreamArgs) -> Result<()> {
 }
 
 /// The step to start from: the one asked for, or one chosen by the seed that has a future to compare with.
-fn start(args: &DreamArgs, replay: &Replay) -> Result<usize> {
+fn start(args: &DreamArgs, scenes: &Scenes, steps: usize) -> Result<usize> {
+    let replay = scenes.replay;
     if replay.steps() == 0 {
         bail!("{} has seen nothing yet: wait for its first epoch", args.run.display());
     }
     let Some(from) = args.from else {
-        return Ok(replay.sample_step(&mut Rng::new(Key::new(args.seed, 1))));
+        return Ok(scenes.choose_start(&mut Rng::new(Key::new(args.seed, 1)), steps));
     };
     let episodes = &replay.table().episodes;
     if !episodes.iter().any(|e| (e.start..e.start + e.len).contains(&from)) {

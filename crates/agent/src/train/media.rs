@@ -63,7 +63,7 @@ impl Trainer {
 
         if self.config.world_model.schedule.start_after <= epoch {
             let horizon = self.config.agent.world_model.steps;
-            let start = self.replay.sample_step(&mut rng);
+            let start = scenes.choose_start(&mut rng, horizon);
             let recorded = scenes.recorded(start, horizon)?;
             let actions = scenes.recorded_actions(start, horizon)?;
             let mut rows = scenes.dreams(&[start], actions.len(), Acting::Given(&actions), key)?;

@@ -37,6 +37,8 @@ pub enum RunError {
     Train(#[from] Box<TrainError>),
     #[error("{reason}; --forget-damaged continues without the episodes that are damaged")]
     DamagedReplay { reason: ReplayError },
+    #[error("there is no folder {path}")]
+    NoSuchRun { path: PathBuf },
     #[error("{path} already holds a run: continue it with --resume, or choose another folder")]
     Exists { path: PathBuf },
     #[error("{path} holds no checkpoint that can be continued{}", reason.as_ref().map_or(String::new(), |r| format!(": {r}. If it is the replay, --forget-damaged continues without the episodes concerned")))]
@@ -89,7 +91,7 @@ impl Run {
         damaged: Damaged,
         mut warn: impl FnMut(String),
     ) -> Result<(Run, Trainer)> {
-        let run = Run { folder: folder.into() };
+        let run = Run::open(folder)?;
         let mut reason = None;
         for checkpoint in run.checkpoints()?.into_iter().rev() {
             match run.load(device, &checkpoint, damaged, &mut warn) {
@@ -111,7 +113,7 @@ impl Run {
 
     /// The agent of the newest checkpoint of a run.
     pub fn newest_agent(device: &Device, folder: &Path) -> Result<(TrainConfig, Agent)> {
-        let run = Run { folder: folder.into() };
+        let run = Run::open(folder)?;
         let newest = run.newest()?;
         let state = read_state(&newest)?;
         Ok((state.config, Agent::load(device, &newest)?.0))
@@ -121,6 +123,14 @@ impl Run {
         let size = config.agent.tokenizer.frame_size;
         let max_steps = config.replay.steps(Replay::step_bytes(size * size * 3));
         Ok(Replay::open(&self.folder.join("replay"), size * size * 3, max_steps, table, access)?)
+    }
+
+    /// A run that is there.
+    fn open(folder: &Path) -> Result<Run> {
+        match folder.is_dir() {
+            true => Ok(Run { folder: folder.into() }),
+            false => Err(RunError::NoSuchRun { path: folder.into() }),
+        }
     }
 
     /// Finished checkpoints, oldest first.
@@ -137,7 +147,7 @@ impl Run {
 
     /// The agent of the newest checkpoint with its config and the replay as it was then. Nothing is changed; the run may be going on.
     pub fn look(device: &Device, folder: &Path) -> Result<(TrainConfig, Agent, Replay)> {
-        let run = Run { folder: folder.into() };
+        let run = Run::open(folder)?;
         let newest = run.newest()?;
         let state = read_state(&newest)?;
         let replay = run.open_replay(&state.config, state.replay, Access::Read)?;
