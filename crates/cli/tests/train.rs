@@ -120,6 +120,12 @@ fn the_printed_config_is_one_that_train_takes() {
 fn a_game_of_ones_own_is_trained_like_the_others() {
     let example =
         std::path::Path::new(env!("CARGO_BIN_EXE_iris")).with_file_name("examples").join("own_game");
+    if !example.exists() {
+        // Only this file's tests were asked for.
+        let build =
+            std::process::Command::new(env!("CARGO")).args(["build", "--example", "own_game"]).status();
+        assert!(build.unwrap().success());
+    }
     let scratch = Scratch::new("own");
     let run = scratch.0.join("run");
     let output = std::process::Command::new(example)
