@@ -134,16 +134,23 @@ pub struct DreamArgs {
 /// The agent is the newest checkpoint of a run, or one that `iris import` made. The paper's protocol is the default: 100 games at temperature 0.5, without exploring. Games are played side by side, and every one that was begun counts.
 #[derive(clap::Args)]
 pub struct EvalArgs {
+    #[command(flatten)]
+    pub player: PlayerArgs,
+
+    /// Games to play.
+    #[arg(long, default_value_t = 100)]
+    pub episodes: usize,
+}
+
+/// Who plays what.
+#[derive(clap::Args)]
+pub struct PlayerArgs {
     /// Folder of the run or of the imported agent.
     pub run: PathBuf,
 
     /// The game; a run's own if not given.
     #[arg(long)]
     pub env: Option<String>,
-
-    /// Games to play.
-    #[arg(long, default_value_t = 100)]
-    pub episodes: usize,
 
     /// Temperature the policy samples at; 0 always takes the best action.
     #[arg(long, default_value_t = 0.5)]
@@ -163,12 +170,8 @@ pub struct EvalArgs {
 /// red one the end.
 #[derive(clap::Args)]
 pub struct RecordArgs {
-    /// Folder of the run or of the imported agent.
-    pub run: PathBuf,
-
-    /// The game; a run's own if not given.
-    #[arg(long)]
-    pub env: Option<String>,
+    #[command(flatten)]
+    pub player: PlayerArgs,
 
     /// File to write.
     #[arg(long, default_value = "episode.gif")]
@@ -177,17 +180,6 @@ pub struct RecordArgs {
     /// Steps after which the recording stops.
     #[arg(long, default_value_t = 1000)]
     pub steps: usize,
-
-    /// Temperature the policy samples at; 0 always takes the best action.
-    #[arg(long, default_value_t = 0.5)]
-    pub temperature: f32,
-
-    #[arg(long, default_value_t = 0)]
-    pub seed: u64,
-
-    /// Worker threads; one per core if not given.
-    #[arg(long)]
-    pub threads: Option<usize>,
 }
 
 /// Turn a checkpoint of the reference release (PyTorch) into an agent.

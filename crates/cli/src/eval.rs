@@ -12,12 +12,12 @@ pub fn run(args: EvalArgs) -> Result<()> {
     if args.episodes == 0 {
         bail!("--episodes must be at least 1");
     }
-    let device = Device::cpu(args.threads)?;
-    let Source { agent, game } = Source::load(&device, &args.run, args.env.as_deref())?;
+    let device = Device::cpu(args.player.threads)?;
+    let Source { agent, game } = Source::load(&device, &args.player)?;
     let mut player = Player::new(&device, &agent, args.episodes.min(32));
-    let key = Key::new(args.seed, 1);
+    let key = Key::new(args.player.seed, 1);
     let progress = Progress::new("games", args.episodes);
-    let returns = player.evaluate(&agent, game, args.episodes, args.temperature, key, |done| {
+    let returns = player.evaluate(&agent, game, args.episodes, args.player.temperature, key, |done| {
         progress.set(done);
         if !progress.is_shown() && (done == args.episodes || done.is_multiple_of(10)) {
             eprintln!("{done} of {} games", args.episodes);
@@ -29,10 +29,10 @@ pub fn run(args: EvalArgs) -> Result<()> {
     let variance = returns.iter().map(|r| (r - mean).powi(2)).sum::<f32>() / (count - 1.0).max(1.0);
     let result = serde_json::json!({
         "env": game.name,
-        "run": args.run.display().to_string(),
+        "run": args.player.run.display().to_string(),
         "episodes": args.episodes,
-        "temperature": args.temperature,
-        "seed": args.seed,
+        "temperature": args.player.temperature,
+        "seed": args.player.seed,
         "mean": mean,
         "standard_error": (variance / count).sqrt(),
         "progress": game.progress(mean),

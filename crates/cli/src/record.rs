@@ -17,14 +17,14 @@ pub fn run(args: RecordArgs) -> Result<()> {
     if args.steps == 0 {
         bail!("--steps must be at least 1");
     }
-    let device = Device::cpu(args.threads)?;
-    let Source { agent, game } = Source::load(&device, &args.run, args.env.as_deref())?;
+    let device = Device::cpu(args.player.threads)?;
+    let Source { agent, game } = Source::load(&device, &args.player)?;
     let size = agent.config.tokenizer.frame_size;
     let mut env = game.make(Purpose::Evaluate, size)?;
     let mut player = Player::new(&device, &agent, 1);
-    player.set_key(Key::new(args.seed, 1));
+    player.set_key(Key::new(args.player.seed, 1));
     let mut eye = Eye::new(&device, &agent);
-    env.reset(args.seed);
+    env.reset(args.player.seed);
     let mut frame = vec![0; size * size * 3];
     let mut pictures = Vec::new();
     let mut total = 0.0;
@@ -32,7 +32,7 @@ pub fn run(args: RecordArgs) -> Result<()> {
     for step in 1.. {
         env.render(&mut frame);
         let seen = eye.look(&agent, &frame)?.0;
-        let action = player.act(&agent, &frame, args.temperature)?[0] as usize;
+        let action = player.act(&agent, &frame, args.player.temperature)?[0] as usize;
         let shown = env.full_frame().unwrap_or((size, size, frame.clone()));
         let outcome = env.step(action)?;
         total += outcome.reward;

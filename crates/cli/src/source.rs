@@ -1,12 +1,12 @@
 //! Where commands that use an agent take it from: a run, or a folder that `iris import` made.
 
-use std::path::Path;
-
 use agent::Agent;
 use agent::train::Run;
 use anyhow::{Result, bail};
 use engine::Device;
 use envs::{Game, Purpose};
+
+use crate::args::PlayerArgs;
 
 /// An agent and the game it plays.
 pub struct Source {
@@ -15,8 +15,9 @@ pub struct Source {
 }
 
 impl Source {
-    /// `env` is the game to play; a run has its own.
-    pub fn load(device: &Device, folder: &Path, env: Option<&str>) -> Result<Source> {
+    /// The agent that was asked for; a run has a game of its own.
+    pub fn load(device: &Device, args: &PlayerArgs) -> Result<Source> {
+        let (folder, env) = (args.run.as_path(), args.env.as_deref());
         let (agent, game) = match (folder.join("agent.safetensors").is_file(), env) {
             (true, Some(env)) => (Agent::load(device, folder)?.0, Game::find(env)?),
             (true, None) => {
