@@ -69,8 +69,13 @@ fn a_missing_rom_is_named_with_the_places_looked_at() {
         .args(["--roms", "no/such/folder", "config", "--env", "atari/Pong"])
         .env("IRIS_ALE_DIR", scratch.0.join("nothing"))
         .env("ALE_ROM_PATH", &scratch.0)
+        // Nor any ale-py that this machine may have.
+        .env("HOME", &scratch.0)
+        .env("PATH", &scratch.0)
+        .env_remove("VIRTUAL_ENV")
+        .env_remove("CONDA_PREFIX")
         .output()
         .unwrap();
     let text = stderr(&output);
-    assert!(!output.status.success() && text.contains("no/such/folder"), "{text}");
+    assert!(!output.status.success() && text.contains("there is no pong.bin in no/such/folder"), "{text}");
 }

@@ -52,6 +52,16 @@ fn a_damaged_replay_is_named_and_can_be_left_out() {
         "{}",
         stderr(&resumed)
     );
+    // Every step is damaged: there is nothing to go on with.
+    let whole = std::fs::read(&frames).unwrap();
+    std::fs::write(&frames, vec![9; whole.len()]).unwrap();
+    let refused = iris().args(["train", "--forget-damaged", "--resume"]).arg(&run).output().unwrap();
+    assert!(
+        !refused.status.success() && stderr(&refused).contains("nothing can be learnt"),
+        "{}",
+        stderr(&refused)
+    );
+    std::fs::write(&frames, whole).unwrap();
     // A segment that lost its end: two checkpoints count on it.
     let bytes = std::fs::read(&frames).unwrap();
     std::fs::write(&frames, &bytes[..3072]).unwrap();
@@ -163,26 +173,17 @@ fn dreams_and_pictures_are_drawn() {
     assert!(media.join("episode.gif").exists() && media.join("dream.gif").exists());
 
     let dream = |arguments: &[&str]| iris().arg("dream").arg(&run).args(arguments).output().unwrap();
-    let out = scratch.0.join("out");
-    let output = dream(&[
-        "--futures",
-        "3",
-        "--steps",
-        "12",
-        "--from",
-        "5",
-        "--seed",
-        "4",
-        "--out",
-        out.to_str().unwrap(),
-    ]);
-    assert!(output.status.success(), "{}", stderr(&output));
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(said.starts_with("what followed") && said.contains("future 3"), "{said}");
-    assert_eq!(png_size(&out.join("dream.png")).1, 4 * 102);
-    let first = std::fs::read(out.join("dream.png")).unwrap();
-    dream(&["--futures", "3", "--steps", "12", "--from", "5", "--seed", "4", "--out", out.to_str().unwrap()]);
-    assert_eq!(first, std::fs::read(out.join("dream.png")).unwrap());
+    let draw = |name: &str| {
+        let out = scratch.0.join(name);
+        let arguments = ["--futures", "3", "--steps", "12", "--from", "5", "--seed", "4", "--out"];
+        let output = iris().arg("dream").arg(&run).args(arguments).arg(&out).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(said.starts_with("what followed") && said.contains("future 3"), "{said}");
+        assert_eq!(png_size(&out.join("dream.png")).1, 4 * 102);
+        std::fs::read(out.join("dream.png")).unwrap()
+    };
+    assert!(draw("first") == draw("again"));
     for actions in ["recorded", "left,stay,RIGHT"] {
         let output = dream(&["--actions", actions, "--from", "5"]);
         assert!(

@@ -266,6 +266,12 @@ mod tests {
     }
 
     #[test]
+    fn the_replay_is_capped_by_steps_or_bytes() {
+        let cap = |max_bytes| ReplayConfig { max_steps: 1000, max_bytes }.steps(100);
+        assert_eq!([0, 50_000, 200_000].map(cap), [1000, 500, 1000]);
+    }
+
+    #[test]
     fn every_key_is_documented() {
         let docs = TrainConfig::key_docs();
         let undocumented: Vec<_> =

@@ -37,7 +37,11 @@ pub enum RunError {
     Train(#[from] Box<TrainError>),
     #[error("{reason}; --forget-damaged continues without the episodes that are damaged")]
     DamagedReplay { reason: ReplayError },
-    #[error("there is no folder {path}")]
+    #[error(
+        "every episode of the replay in {path} is damaged: nothing can be learnt from it. `iris eval` still plays with the agent"
+    )]
+    NothingLeft { path: PathBuf },
+    #[error("there is no folder {path}; name that of a run, which `iris train` prints when it starts")]
     NoSuchRun { path: PathBuf },
     #[error("{path} already holds a run: continue it with --resume, or choose another folder")]
     Exists { path: PathBuf },
@@ -182,6 +186,9 @@ impl Run {
             warn(format!("{error}; its episode is forgotten"));
         }
         replay.forget(&bad.iter().map(|(episode, _)| *episode).collect::<Vec<_>>());
+        if !bad.is_empty() && replay.steps() == 0 {
+            return Err(RunError::NothingLeft { path: self.folder.clone() });
+        }
         self.cut_metrics_back(state.metrics_bytes)?;
         Ok(Trainer::new(device, state.config, agent, replay, state.epoch).map_err(Box::new)?)
     }

@@ -33,27 +33,17 @@ pub fn set_rom_folder(folder: impl Into<PathBuf>) {
     *ROM_FOLDER.write().unwrap_or_else(|e| e.into_inner()) = Some(folder.into());
 }
 
+const fn game(name: &'static str, random: f32, human: f32, rules: &'static str) -> Game {
+    Game { name, rules, random, skilled: human, yardstick: "human", make }
+}
+
 macro_rules! games {
     ($($game:literal, $random:literal, $human:literal, $rules:literal;)*) => {
         /// All of them, with the scores of the literature.
-        pub static GAMES: [Game; 26] = [$(Game {
-            name: concat!("atari/", $game),
-            rules: $rules,
-            random: $random,
-            skilled: $human,
-            yardstick: "human",
-            make,
-        }),*];
+        pub static GAMES: [Game; 26] = [$(game(concat!("atari/", $game), $random, $human, $rules)),*];
 
         /// The same with sticky actions.
-        static V5_GAMES: [Game; 26] = [$(Game {
-            name: concat!("ALE/", $game, "-v5"),
-            rules: $rules,
-            random: $random,
-            skilled: $human,
-            yardstick: "human",
-            make,
-        }),*];
+        static V5_GAMES: [Game; 26] = [$(game(concat!("ALE/", $game, "-v5"), $random, $human, $rules)),*];
     };
 }
 
