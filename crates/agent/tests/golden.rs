@@ -10,7 +10,7 @@ use common::{Golden, assert_close, nhwc};
 use engine::{Adam, Device, Key, Lstm, Result, Stepper};
 
 fn setup() -> (Golden, Device, Stepper) {
-    let device = Device::cpu(None).unwrap();
+    let device = Device::under_test(2).unwrap();
     let stepper = Stepper::new(&device, Key::new(0, 0));
     (Golden::load(), device, stepper)
 }
@@ -230,7 +230,7 @@ fn golden_actor_critic() -> Result<()> {
 
 #[test]
 fn parameter_counts_are_the_papers() -> Result<()> {
-    let device = Device::cpu(Some(1))?;
+    let device = Device::under_test(1)?;
     for actions in [4, 18] {
         let agent = agent::Agent::new(&device, &AgentConfig { actions, ..AgentConfig::default() }, 0)?;
         assert_eq!(agent.tokenizer.network.params.count(), 4_027_523);

@@ -45,7 +45,7 @@ fn assert_close(got: &[f32], expected: &[f32]) {
 /// A rollout of 340 positions gives, at every one, what the whole sequence at once gives, for one-token and multi-token appends.
 #[test]
 fn decoding_with_the_cache_equals_the_full_pass() -> Result<()> {
-    let device = Device::cpu(Some(2))?;
+    let device = Device::under_test(2)?;
     let agent = Agent::new(&device, &small(), 1)?;
     let model = &agent.world_model;
     let (steps, k, width) = (20, 16, 32);
@@ -110,7 +110,7 @@ fn decoding_with_the_cache_equals_the_full_pass() -> Result<()> {
 
 #[test]
 fn wrong_shapes_are_errors() -> Result<()> {
-    let device = Device::cpu(Some(1))?;
+    let device = Device::under_test(1)?;
     let agent = Agent::new(&device, &small(), 1)?;
     let tokens = integers(&device, "tokens", &[2, 3, 8], 11);
     let actions = integers(&device, "actions", &[3, 2], 5);
@@ -136,7 +136,7 @@ fn wrong_shapes_are_errors() -> Result<()> {
 /// Bytes in, tokens and picture out: the path that play takes is the one that training takes.
 #[test]
 fn reconstructing_is_encoding_and_rendering() -> Result<()> {
-    let device = Device::cpu(Some(2))?;
+    let device = Device::under_test(2)?;
     let agent = Agent::new(&device, &small(), 1)?;
     let frames = device.buffer::<u8>("frames", [2, 8, 8, 3]);
     frames.write(&(0..2 * 8 * 8 * 3).map(|i| (i * 7 % 256) as u8).collect::<Vec<_>>())?;
@@ -170,7 +170,7 @@ fn start(dreamer: &Dreamer, burn_in: usize, mask: &[i32]) -> Result<()> {
 
 #[test]
 fn a_dream_uses_exactly_340_positions_and_follows_its_key() -> Result<()> {
-    let device = Device::cpu(Some(2))?;
+    let device = Device::under_test(2)?;
     let agent = Agent::new(&device, &small(), 1)?;
     let mask = [1, 1, 0, 1, 0, 0];
     let dream = |seed: u64| -> Result<(Vec<i32>, Vec<f32>, Vec<f32>)> {
@@ -195,7 +195,7 @@ fn a_dream_uses_exactly_340_positions_and_follows_its_key() -> Result<()> {
 /// At temperature 0 the dream's actions are the policy's best ones, replayed over the dreamt frames from the state after burn-in.
 #[test]
 fn a_dream_is_what_the_policy_does_over_its_frames() -> Result<()> {
-    let device = Device::cpu(Some(2))?;
+    let device = Device::under_test(2)?;
     for (dense, skip) in [(0, false), (6, true)] {
         let mut config = small();
         (config.actor_critic.dense, config.actor_critic.skip) = (dense, skip);
@@ -229,7 +229,7 @@ fn follows_its_frames(device: &Device, agent: &Agent) -> Result<()> {
 /// Losses of a two-row trajectory in which row 0 ends at its first step: with the paper's way what follows does not count.
 #[test]
 fn what_follows_an_end_counts_only_the_releases_way() -> Result<()> {
-    let device = Device::cpu(Some(1))?;
+    let device = Device::under_test(1)?;
     let agent = Agent::new(&device, &small(), 5)?;
     let floats = |name: &str, shape: [usize; 2], values: &[f32]| -> Result<Buffer> {
         let buffer = device.buffer::<f32>(name, shape);
@@ -299,7 +299,7 @@ fn all_values(agent: &Agent) -> Vec<f32> {
 
 #[test]
 fn an_agent_survives_saving_and_loading() {
-    let device = Device::cpu(Some(1)).unwrap();
+    let device = Device::under_test(1).unwrap();
     let folder = Scratch::new("save");
     let agent = Agent::new(&device, &small(), 7).unwrap();
     let path = agent.save(None, &folder.0).unwrap();
@@ -378,7 +378,7 @@ fn sizes_that_do_not_fit_are_named() {
 /// The 64-token variant is the same code: 65 positions per step.
 #[test]
 fn the_64_token_variant_runs() -> Result<()> {
-    let device = Device::cpu(Some(2))?;
+    let device = Device::under_test(2)?;
     let mut config = small();
     config.tokenizer.resolutions = 1;
     config.world_model.steps = 3;

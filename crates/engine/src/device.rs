@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use crate::cuda::Gpu;
 use crate::memory::Block;
 use crate::{Error, Result, Shape};
 
@@ -9,6 +10,8 @@ use crate::{Error, Result, Shape};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     F32,
+    /// How a GPU may store activations. Ops take it wherever they take F32; the host reads and writes it as f32.
+    BF16,
     I32,
     U8,
 }
@@ -17,8 +20,20 @@ impl DType {
     pub fn size(self) -> usize {
         match self {
             DType::F32 | DType::I32 => 4,
+            DType::BF16 => 2,
             DType::U8 => 1,
         }
+    }
+}
+
+impl DType {
+    pub(crate) fn is_float(self) -> bool {
+        matches!(self, DType::F32 | DType::BF16)
+    }
+
+    /// Whether an op that expects `self` can take `other`.
+    pub(crate) fn takes(self, other: DType) -> bool {
+        self == other || (self.is_float() && other.is_float())
     }
 }
 
@@ -26,6 +41,7 @@ impl std::fmt::Display for DType {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         f.write_str(match self {
             DType::F32 => "f32",
+            DType::BF16 => "bf16",
             DType::I32 => "i32",
             DType::U8 => "u8",
         })
@@ -49,10 +65,49 @@ impl Element for u8 {
     const DTYPE: DType = DType::U8;
 }
 
-/// A cheap handle; clones share the threads.
+/// The bits of a bf16: the upper half of an f32's. The host only converts it.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Bf16(u16);
+
+// SAFETY: two bytes without padding, for which every bit pattern is valid.
+unsafe impl bytemuck::Zeroable for Bf16 {}
+// SAFETY: as above.
+unsafe impl bytemuck::Pod for Bf16 {}
+
+impl Element for Bf16 {
+    const DTYPE: DType = DType::BF16;
+}
+
+/// Rounded to the nearest, ties to even.
+fn to_bf16(values: &[f32]) -> Vec<Bf16> {
+    let narrow = |x: &f32| {
+        let bits = x.to_bits();
+        let rounded = bits.wrapping_add(0x7FFF + (bits >> 16 & 1));
+        Bf16(if x.is_nan() { 0x7FC0 } else { (rounded >> 16) as u16 })
+    };
+    values.iter().map(narrow).collect()
+}
+
+pub(crate) fn from_bf16(values: &[Bf16]) -> Vec<f32> {
+    values.iter().map(|x| f32::from_bits(u32::from(x.0) << 16)).collect()
+}
+
+/// How a GPU computes. The CPU always computes in f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// Activations in bf16; parameters, statistics, losses and optimiser state in f32.
+    #[default]
+    Bf16,
+    /// Everything in f32, as on the CPU.
+    F32,
+}
+
+/// A cheap handle; clones share the threads and the GPU.
 #[derive(Clone)]
 pub struct Device {
     pool: Arc<rayon::ThreadPool>,
+    gpu: Option<Arc<Gpu>>,
 }
 
 impl Device {
@@ -67,29 +122,94 @@ impl Device {
             .thread_name(|i| format!("engine-{i}"))
             .build()
             .map_err(|e| Error::Threads { threads, reason: e.to_string() })?;
-        Ok(Device { pool: Arc::new(pool) })
+        Ok(Device { pool: Arc::new(pool), gpu: None })
+    }
+
+    /// The first NVIDIA GPU.
+    pub fn cuda(precision: Precision) -> Result<Device> {
+        let gpu = Gpu::new(precision)?;
+        Ok(Device { gpu: Some(gpu), ..Device::cpu(Some(1))? })
+    }
+
+    /// What `name` says: "cpu", "cuda", or "auto" for a GPU if one can be used.
+    pub fn named(name: &str, precision: Precision, threads: Option<usize>) -> Result<Device> {
+        match name {
+            "cpu" => Device::cpu(threads),
+            "cuda" => Device::cuda(precision),
+            "auto" => Device::cuda(precision).or_else(|_| Device::cpu(threads)),
+            _ => Err(Error::BadConfig { reason: format!("there is no device `{name}`: cpu, cuda or auto") }),
+        }
+    }
+
+    /// The device that tests run on: what IRIS_TEST_DEVICE says ("cpu", "cuda", "cuda-bf16"), the CPU unless it says something.
+    #[doc(hidden)]
+    pub fn under_test(threads: usize) -> Result<Device> {
+        static GPU: std::sync::OnceLock<Result<Device>> = std::sync::OnceLock::new();
+        let precision = match std::env::var("IRIS_TEST_DEVICE").as_deref() {
+            Ok("cuda") => Precision::F32,
+            Ok("cuda-bf16") => Precision::Bf16,
+            _ => return Device::cpu(Some(threads)),
+        };
+        GPU.get_or_init(|| Device::cuda(precision)).clone()
+    }
+
+    pub fn is_gpu(&self) -> bool {
+        self.gpu.is_some()
+    }
+
+    /// "cpu" or the GPU's name.
+    pub fn name(&self) -> String {
+        self.gpu.as_ref().map_or("cpu".into(), |gpu| gpu.name().into())
+    }
+
+    pub(crate) fn gpu(&self) -> Option<&Gpu> {
+        self.gpu.as_deref()
+    }
+
+    /// How activations are stored.
+    pub(crate) fn float(&self) -> DType {
+        match self.gpu().map(Gpu::precision) {
+            Some(Precision::Bf16) => DType::BF16,
+            _ => DType::F32,
+        }
+    }
+
+    /// Waits until everything asked for is done, and reports what went wrong on the way.
+    pub fn synchronise(&self) -> Result<()> {
+        self.gpu().map_or(Ok(()), Gpu::synchronise)
+    }
+
+    /// (bytes of the GPU in use by this process's buffers and steps, the most there were)
+    pub fn memory(&self) -> Option<(usize, usize)> {
+        self.gpu().map(Gpu::memory)
     }
 
     pub fn threads(&self) -> usize {
         self.pool.current_num_threads()
     }
 
-    /// Runs `f` on the device's threads.
+    /// Runs `f` on the device's threads. A GPU is driven from the calling one.
     pub(crate) fn install<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
-        self.pool.install(f)
+        match &self.gpu {
+            Some(_) => f(),
+            None => self.pool.install(f),
+        }
     }
 
     /// Zeroed memory that outlives steps: their inputs, outputs and carried state.
     pub fn buffer<T: Element>(&self, name: impl Into<String>, shape: impl Into<Shape>) -> Buffer {
+        self.typed_buffer(name, shape, T::DTYPE)
+    }
+
+    /// A buffer of numbers as precise as the device's activations: for what is large and was one. The host reads and writes f32.
+    pub fn float_buffer(&self, name: impl Into<String>, shape: impl Into<Shape>) -> Buffer {
+        self.typed_buffer(name, shape, self.float())
+    }
+
+    fn typed_buffer(&self, name: impl Into<String>, shape: impl Into<Shape>, dtype: DType) -> Buffer {
         let shape = shape.into();
-        Buffer {
-            slot: Arc::new(Slot {
-                name: name.into(),
-                shape,
-                dtype: T::DTYPE,
-                block: Mutex::new(Some(Block::zeroed(shape.len().saturating_mul(T::DTYPE.size())))),
-            }),
-        }
+        let block = Block::zeroed(shape.len().saturating_mul(dtype.size()), self.gpu());
+        Buffer { slot: Arc::new(Slot { name: name.into(), shape, dtype, block: Mutex::new(Some(block)) }) }
     }
 }
 
@@ -121,11 +241,25 @@ impl Slot {
         }
     }
 
-    fn with<R>(&self, f: impl FnOnce(&mut Block) -> R) -> Result<R> {
+    fn with<R>(&self, f: impl FnOnce(&mut Block) -> Result<R>) -> Result<R> {
         let mut block = self.take()?;
         let result = f(&mut block);
         self.put(block);
-        Ok(result)
+        result
+    }
+
+    fn write<T: Element>(&self, start: usize, values: &[T]) -> Result<()> {
+        self.with(|block| match self.dtype {
+            DType::BF16 => block.write(start, &to_bf16(bytemuck::cast_slice(values))),
+            _ => block.write(start, values),
+        })
+    }
+
+    fn read<T: Element>(&self, start: usize, end: usize) -> Result<Vec<T>> {
+        self.with(|block| match self.dtype {
+            DType::BF16 => Ok(bytemuck::cast_vec(from_bf16(&block.read::<Bf16>(start, end)?))),
+            _ => block.read(start, end),
+        })
     }
 }
 
@@ -139,9 +273,10 @@ impl Buffer {
     }
 
     fn expect<T: Element>(&self, op: &'static str) -> Result<()> {
-        match T::DTYPE == self.dtype() {
-            true => Ok(()),
-            false => Err(Error::DTypeMismatch { op, expected: self.dtype(), got: T::DTYPE }),
+        match self.dtype() {
+            dtype if T::DTYPE == dtype => Ok(()),
+            DType::BF16 if T::DTYPE == DType::F32 => Ok(()),
+            expected => Err(Error::DTypeMismatch { op, expected, got: T::DTYPE }),
         }
     }
 
@@ -152,7 +287,7 @@ impl Buffer {
         if values.len() != expected {
             return Err(Error::WrongLength { name: self.slot.name.clone(), expected, got: values.len() });
         }
-        self.slot.with(|block| block.all_mut::<T>().copy_from_slice(values))
+        self.slot.write(0, values)
     }
 
     /// Replaces `values.len()` elements from element `start` on.
@@ -162,13 +297,13 @@ impl Buffer {
         if end > limit {
             return Err(Error::RangeOutOfBounds { op: "buffer write", start, end, limit });
         }
-        self.slot.with(|block| block.all_mut::<T>()[start..end].copy_from_slice(values))
+        self.slot.write(start, values)
     }
 
     /// A copy of the contents.
     pub fn read<T: Element>(&self) -> Result<Vec<T>> {
         self.expect::<T>("buffer read")?;
-        self.slot.with(|block| block.all::<T>().to_vec())
+        self.slot.read(0, self.shape().len())
     }
 
     /// A copy of elements `start..end`.
@@ -178,7 +313,7 @@ impl Buffer {
         if start > end || end > limit {
             return Err(Error::RangeOutOfBounds { op: "buffer read", start, end, limit });
         }
-        self.slot.with(|block| block.all::<T>()[start..end].to_vec())
+        self.slot.read(start, end)
     }
 }
 
@@ -201,6 +336,15 @@ mod tests {
         assert!(matches!(buffer.write(&[1i32; 6]), Err(Error::DTypeMismatch { .. })));
         assert!(matches!(buffer.write_at(5, &[0.0f32; 2]), Err(Error::RangeOutOfBounds { .. })));
         Ok(())
+    }
+
+    #[test]
+    fn halves_are_rounded_to_the_nearest() {
+        let back = |x: f32| from_bf16(&to_bf16(&[x]))[0];
+        assert_eq!([1.0, -2.5, 0.0, f32::INFINITY].map(back), [1.0, -2.5, 0.0, f32::INFINITY]);
+        assert_eq!(back(1.0 + 1.0 / 256.0), 1.0, "a tie goes to the even neighbour");
+        assert_eq!(back(1.0 + 3.0 / 256.0), 1.0 + 4.0 / 256.0);
+        assert!(back(f32::NAN).is_nan());
     }
 
     #[test]

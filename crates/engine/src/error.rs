@@ -53,6 +53,12 @@ pub enum Error {
     #[error("bad config: {reason}")]
     BadConfig { reason: String },
 
+    #[error("no GPU can be used: {reason}")]
+    NoGpu { reason: String },
+
+    #[error("{what} failed on the GPU: {reason}")]
+    Gpu { what: &'static str, reason: String },
+
     #[error("cannot start {threads} threads: {reason}")]
     Threads { threads: usize, reason: String },
 }

@@ -38,7 +38,11 @@
 //! # }
 //! ```
 
+// Without the feature there is no value of a GPU, so what would be said to one is unreachable and unread.
+#![cfg_attr(not(feature = "cuda"), allow(dead_code, unreachable_code))]
+
 mod cpu;
+mod cuda;
 mod device;
 mod error;
 mod memory;
@@ -52,11 +56,13 @@ mod tape;
 #[cfg(test)]
 mod testing;
 
-pub use device::{Buffer, DType, Device, Element};
+#[cfg(feature = "cuda")]
+pub use cuda::{Library, libraries};
+pub use device::{Buffer, DType, Device, Element, Precision};
 pub use error::{Error, Result};
 pub use ops::{Activation, KvCache, Lstm, Quantised, Stride};
 pub use optim::Adam;
 pub use params::{Init, Param, ParamSpec, Params, ParamsBuilder};
 pub use rng::{Key, Rng};
 pub use shape::Shape;
-pub use tape::{Stepper, Tape, Tensor};
+pub use tape::{StepId, Stepper, Tape, Tensor};

@@ -1,6 +1,9 @@
-//! Host memory: cache-line aligned blocks, and the arena that hands the same ones out step after step.
+//! Memory: cache-line aligned blocks of the host or blocks of a GPU, and the arena that hands the same ones out step after step.
 
 use std::collections::HashMap;
+
+use crate::cuda::{DeviceMemory, Gpu};
+use crate::{Element, Result};
 
 /// One cache line; a block is a whole number of them, so every tensor starts aligned.
 #[derive(Clone, Copy)]
@@ -16,17 +19,54 @@ unsafe impl bytemuck::Pod for Line {}
 #[derive(Default)]
 pub(crate) struct Block {
     lines: Vec<Line>,
+    /// Where it lies on a GPU; then there are no lines.
+    device: Option<DeviceMemory>,
     bytes: usize,
 }
 
 impl Block {
-    pub fn zeroed(bytes: usize) -> Block {
+    pub fn zeroed(bytes: usize, gpu: Option<&Gpu>) -> Block {
+        if let Some(gpu) = gpu {
+            return Block { lines: Vec::new(), device: Some(gpu.allocate(bytes)), bytes };
+        }
         let lines = bytemuck::zeroed_vec(bytes.div_ceil(64));
         ask_for_huge_pages(&lines);
-        Block { lines, bytes }
+        Block { lines, device: None, bytes }
     }
 
-    /// All values of the block as `T`s.
+    /// Its address on the GPU; 0 for a block of the host.
+    pub fn at(&self) -> u64 {
+        self.device.as_ref().map_or(0, DeviceMemory::at)
+    }
+
+    /// Replaces the `T`s from number `start` on.
+    pub fn write<T: Element>(&mut self, start: usize, values: &[T]) -> Result<()> {
+        match &self.device {
+            Some(device) => device.write(start * size_of::<T>(), bytemuck::cast_slice(values)),
+            None => {
+                self.all_mut::<T>()[start..start + values.len()].copy_from_slice(values);
+                Ok(())
+            }
+        }
+    }
+
+    /// A copy of the `T`s `start..end`. Waits for the device.
+    pub fn read<T: Element>(&self, start: usize, end: usize) -> Result<Vec<T>> {
+        match &self.device {
+            Some(device) => {
+                let mut values = vec![T::zeroed(); end - start];
+                device.read(start * size_of::<T>(), bytemuck::cast_slice_mut(&mut values))?;
+                Ok(values)
+            }
+            None => Ok(self.all::<T>()[start..end].to_vec()),
+        }
+    }
+
+    fn capacity(&self) -> usize {
+        self.device.as_ref().map_or(self.lines.len() * 64, DeviceMemory::bytes)
+    }
+
+    /// All values of a block of the host as `T`s.
     pub fn all<T: bytemuck::Pod>(&self) -> &[T] {
         &bytemuck::cast_slice(&self.lines)[..self.bytes / size_of::<T>()]
     }
@@ -72,25 +112,29 @@ pub(crate) struct Arena {
 impl Arena {
     /// A block of `bytes` bytes with unspecified contents. Debug builds fill it with 0xFF (NaN as f32, -1 as i32), so that a
     /// kernel that forgets an element is found by the tests.
-    pub fn take(&mut self, bytes: usize) -> Block {
-        let lines = bytes.div_ceil(64);
-        let mut block = match self.free.get_mut(&lines).and_then(Vec::pop) {
+    pub fn take(&mut self, bytes: usize, gpu: Option<&Gpu>) -> Block {
+        let capacity = bytes.next_multiple_of(if gpu.is_some() { 256 } else { 64 });
+        let mut block = match self.free.get_mut(&capacity).and_then(Vec::pop) {
             Some(block) => block,
             None => {
-                self.total += lines * 64;
-                Block::zeroed(bytes)
+                self.total += capacity;
+                Block::zeroed(capacity, gpu)
             }
         };
         block.bytes = bytes;
         if cfg!(debug_assertions) {
-            block.all_mut::<u8>().fill(0xFF);
+            match gpu {
+                Some(gpu) => gpu.fill_bytes(block.at(), 0xFF, bytes),
+                None => block.all_mut::<u8>().fill(0xFF),
+            }
         }
         block
     }
 
     pub fn give_back(&mut self, block: Block) {
-        if !block.lines.is_empty() {
-            self.free.entry(block.lines.len()).or_default().push(block);
+        let capacity = block.capacity();
+        if capacity > 0 {
+            self.free.entry(capacity).or_default().push(block);
         }
     }
 

@@ -1,6 +1,7 @@
 //! Adam and AdamW over a network's flat buffer, with the gradient clipped by its global norm: one pass each.
 
 use crate::cpu::{self, multiversion};
+use crate::cuda::{Arg, Grid, parts};
 use crate::{DType, Error, Params, Result, Tape, Tensor};
 
 /// How parameters are updated.
@@ -41,6 +42,9 @@ impl Tape {
         };
         if !self.use_gradients(params) {
             return Err(Error::NoGradient { op: "adam" });
+        }
+        if self.gpu().is_some() {
+            return self.gpu_adam(params, adam);
         }
         let mut parts = self.scratch(training.gradients.shape().len().div_ceil(CHUNK));
         let gradients = self.buffer(&training.gradients)?;
@@ -92,6 +96,42 @@ impl Tape {
         let mut out = self.alloc(1, DType::F32);
         out.f32_mut()[0] = norm;
         Ok(self.push(out, [], DType::F32, false))
+    }
+
+    /// The same without the host: what the update needs is computed where it is needed.
+    fn gpu_adam(&mut self, params: &Params, adam: &Adam) -> Result<Tensor> {
+        let Some(training) = &params.training else {
+            return Err(Error::Frozen { name: params.name().to_string() });
+        };
+        let n = params.values.shape().len();
+        let count = parts(n);
+        let (sums, factors) = (self.scratch(2 * count), self.scratch(4));
+        let norm = self.alloc(1, DType::F32);
+        let [values, gradients, first, second, updates, decayed] = [
+            &params.values,
+            &training.gradients,
+            &training.first_moments,
+            &training.second_moments,
+            &training.updates,
+            &training.decayed,
+        ]
+        .map(|buffer| self.buffer_at(buffer).map(Arg::At));
+        let (gradients, updates) = (gradients?, updates?);
+        if let Some(gpu) = self.gpu() {
+            let sums = Arg::At(sums.at());
+            gpu.launch("squares", Grid::blocks(count), &[gradients, sums, Arg::U32(n)])?;
+            let results = [sums, Arg::U32(count), updates, Arg::At(norm.at()), Arg::At(factors.at())];
+            let numbers = [adam.learning_rate, adam.beta1, adam.beta2, adam.max_grad_norm].map(Arg::F32);
+            let report = [Arg::I32(gpu.op("the gradient's norm")), Arg::At(gpu.fault())];
+            gpu.launch("adam_factors", Grid::blocks(1), &[&results[..], &numbers, &report].concat())?;
+            let buffers = [values?, gradients, first?, second?, decayed?, Arg::At(factors.at())];
+            let keep = 1.0 - adam.learning_rate * adam.weight_decay;
+            let numbers = [adam.beta1, adam.beta2, adam.epsilon, keep].map(Arg::F32);
+            gpu.launch("adam", Grid::elements(n), &[&buffers[..], &numbers, &[Arg::U32(n)]].concat())?;
+        }
+        self.give_back(sums);
+        self.give_back(factors);
+        Ok(self.push(norm, [], DType::F32, false))
     }
 }
 

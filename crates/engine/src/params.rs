@@ -95,7 +95,14 @@ impl ParamsBuilder {
             }
         }
         values.write(&flat)?;
+        let decayed = device.buffer::<u8>(format!("{name} decay"), [self.len / ALIGN]);
+        let mut flags = vec![0u8; self.len / ALIGN];
+        for spec in self.specs.iter().filter(|spec| spec.decay) {
+            flags[spec.offset / ALIGN..(spec.offset + spec.shape.len()).div_ceil(ALIGN)].fill(1);
+        }
+        decayed.write(&flags)?;
         let training = trainable.then(|| Training {
+            decayed,
             gradients: buffer("gradients"),
             first_moments: buffer("first moments"),
             second_moments: buffer("second moments"),
@@ -125,6 +132,8 @@ pub(crate) struct Training {
     pub second_moments: Buffer,
     /// How many updates were made, for Adam's bias correction.
     pub updates: Buffer,
+    /// 1 for every `ALIGN` parameters that weight decay applies to.
+    pub decayed: Buffer,
 }
 
 impl Params {
@@ -190,7 +199,7 @@ mod tests {
 
     #[test]
     fn parameters_are_named_views_of_one_buffer() -> Result<()> {
-        let device = Device::cpu(Some(1))?;
+        let device = Device::under_test(1)?;
         let mut builder = ParamsBuilder::new();
         builder.add("gain", [3], Init::Constant(1.0));
         builder.add_decayed("weight", [2, 5], Init::Normal(0.5));
@@ -210,7 +219,7 @@ mod tests {
 
     #[test]
     fn initial_values_follow_the_seed_and_the_distribution() -> Result<()> {
-        let device = Device::cpu(Some(1))?;
+        let device = Device::under_test(1)?;
         let build = |seed| {
             let mut builder = ParamsBuilder::new();
             builder.add("normal", [10_000], Init::Normal(0.02));

@@ -21,13 +21,16 @@ impl Key {
         Key { seed, stream, step: 0 }
     }
 
+    /// Everything that the numbers of a step depend on: the generator's key, then the step.
+    pub(crate) fn words(self) -> [u32; 4] {
+        let mixed = split_mix(self.seed.wrapping_add(split_mix(u64::from(self.stream))));
+        [mixed as u32, (mixed >> 32) as u32, self.step as u32, (self.step >> 32) as u32]
+    }
+
     /// The numbers of draw number `site` within the step.
     pub(crate) fn site(self, site: u32) -> Site {
-        let mixed = split_mix(self.seed.wrapping_add(split_mix(u64::from(self.stream))));
-        Site {
-            key: [mixed as u32, (mixed >> 32) as u32],
-            counter: [site, self.step as u32, (self.step >> 32) as u32],
-        }
+        let [key0, key1, step0, step1] = self.words();
+        Site { key: [key0, key1], counter: [site, step0, step1] }
     }
 }
 
@@ -39,6 +42,11 @@ pub(crate) struct Site {
 }
 
 impl Site {
+    /// The number of the draw within its step.
+    pub fn number(self) -> u32 {
+        self.counter[0]
+    }
+
     /// Writes numbers `start..start + out.len()` of the sequence; `start` must be a multiple of 4.
     pub fn fill(self, start: usize, out: &mut [u32]) {
         debug_assert_eq!(start % 4, 0);

@@ -1,8 +1,10 @@
 //! One step: ops run at once, record what their gradients need, and are walked backwards.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::device::{Element, Slot};
+use crate::cuda::{Arg, Gpu, Graph, Grid};
+use crate::device::{Bf16, Element, Slot, from_bf16};
 use crate::memory::{Arena, Block};
 use crate::ops::Record;
 use crate::rng::{Key, Site};
@@ -41,11 +43,27 @@ impl Tensor {
 /// touches the host, so a device may record the step once and replay it.
 pub struct Stepper {
     tape: Tape,
+    recorded: HashMap<StepId, Recording>,
+}
+
+/// What makes a recorded step the same as an earlier one: its name, and a number for everything else that its computation depends on
+/// beside the contents of buffers.
+pub type StepId = (&'static str, u64);
+
+/// How far a device is with a step that is to be replayed.
+enum Recording {
+    /// It ran once: memory is taken, algorithms are chosen.
+    Warm,
+    Ready {
+        graph: Graph,
+        /// Keeps the memory that the recording uses.
+        _slots: Vec<Arc<Slot>>,
+    },
 }
 
 impl Stepper {
     pub fn new(device: &Device, key: Key) -> Stepper {
-        Stepper { tape: Tape::new(device.clone(), key) }
+        Stepper { tape: Tape::new(device.clone(), key), recorded: HashMap::new() }
     }
 
     /// The randomness of the next step. Saving it and giving it back continues the sequence.
@@ -80,9 +98,58 @@ impl Stepper {
     ) -> Result<R, E> {
         let tape = &mut self.tape;
         let device = tape.device.clone();
+        tape.prepare();
         let result = device.install(|| step(&mut *tape));
         tape.reset();
         tape.key.step += 1;
+        result
+    }
+
+    /// Runs one step that a device may record under `id` and replay from then on, without calling `step` again. It must compute the same
+    /// every time, up to the contents of buffers, and leave its results in buffers alone.
+    pub fn run_recorded<E: Send + From<Error>>(
+        &mut self,
+        id: StepId,
+        step: impl FnOnce(&mut Tape) -> Result<(), E> + Send,
+    ) -> Result<(), E> {
+        let device = self.tape.device.clone();
+        let Some(gpu) = device.gpu() else { return self.run(step) };
+        match self.recorded.get(&id) {
+            None => {
+                self.run(step)?;
+                self.recorded.insert(id, Recording::Warm);
+                return Ok(());
+            }
+            Some(Recording::Ready { graph, .. }) => {
+                self.tape.prepare();
+                graph.launch()?;
+            }
+            Some(Recording::Warm) => {
+                self.tape.prepare();
+                gpu.begin_recording()?;
+                let result = step(&mut self.tape);
+                let slots = self.tape.bound.iter().map(|bound| bound.slot.clone()).collect();
+                self.tape.reset();
+                let graph = gpu.end_recording();
+                result?;
+                let graph = graph?;
+                graph.launch()?;
+                self.recorded.insert(id, Recording::Ready { graph, _slots: slots });
+            }
+        }
+        self.tape.key.step += 1;
+        Ok(())
+    }
+
+    /// [`run_recorded`](Stepper::run_recorded) without gradients.
+    pub fn infer_recorded<E: Send + From<Error>>(
+        &mut self,
+        id: StepId,
+        step: impl FnOnce(&mut Tape) -> Result<(), E> + Send,
+    ) -> Result<(), E> {
+        self.tape.recording = false;
+        let result = self.run_recorded(id, step);
+        self.tape.recording = true;
         result
     }
 }
@@ -98,6 +165,7 @@ enum Data {
 
 struct Node {
     data: Data,
+    dtype: DType,
     /// In elements.
     len: usize,
     needs_grad: bool,
@@ -117,6 +185,8 @@ struct BoundParams {
     values: usize,
     first_node: u32,
     count: usize,
+    /// A copy of the values as precise as the activations, where these are not f32.
+    narrow: Option<Block>,
     /// Whether a backward pass of this step has written its gradients, and no update has used them yet.
     has_gradients: bool,
 }
@@ -138,6 +208,14 @@ pub struct Tape {
     recording: bool,
     /// Nodes there were at the last backward pass: what came before has no record any more.
     walked: usize,
+    /// On a GPU: the key of the step's random numbers, as its kernels read it.
+    state: Option<Block>,
+}
+
+/// A tensor's values in the type an op wants them in.
+pub(crate) struct Operand {
+    pub at: u64,
+    temporary: Option<Block>,
 }
 
 /// A gradient taken out for writing.
@@ -148,9 +226,22 @@ pub(crate) struct Grad {
     node: u32,
     /// Add to what is there; otherwise overwrite it.
     pub accumulate: bool,
+    dtype: DType,
 }
 
 impl Grad {
+    pub fn at(&self) -> u64 {
+        self.block.at() + (self.start * self.dtype.size()) as u64
+    }
+
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub fn view(&self) -> Arg {
+        Arg::View(self.at(), self.dtype)
+    }
+
     pub fn slice(&mut self) -> &mut [f32] {
         &mut self.block.f32_mut()[self.start..self.start + self.len]
     }
@@ -159,7 +250,9 @@ impl Grad {
 impl Tape {
     fn new(device: Device, key: Key) -> Tape {
         // Generations are unique over all tapes, so that a tensor of one is refused by another.
+        let state = device.gpu().map(|gpu| Block::zeroed(16, Some(gpu)));
         Tape {
+            state,
             device,
             arena: Arena::default(),
             nodes: Vec::new(),
@@ -172,6 +265,14 @@ impl Tape {
             sites: 0,
             recording: true,
             walked: 0,
+        }
+    }
+
+    /// Tells a GPU the step's key.
+    fn prepare(&mut self) {
+        if let (Some(gpu), Some(state)) = (self.device.gpu(), &self.state) {
+            // What goes wrong here goes wrong again, and is reported, when the step's first op is launched.
+            let _ = gpu.enter().and_then(|()| gpu.upload(state.at(), bytemuck::bytes_of(&self.key.words())));
         }
     }
 
@@ -190,7 +291,11 @@ impl Tape {
         }
         self.records.clear();
         self.lists.clear();
-        self.params.clear();
+        for params in self.params.drain(..) {
+            if let Some(block) = params.narrow {
+                self.arena.give_back(block);
+            }
+        }
         self.generation = next_generation();
         self.sites = 0;
         self.walked = 0;
@@ -240,6 +345,7 @@ impl Tape {
         for spec in params.specs() {
             self.nodes.push(Node {
                 data: Data::Bound { bound, start: spec.offset },
+                dtype: DType::F32,
                 len: spec.shape.len(),
                 needs_grad: gradients.is_some(),
                 grad: None,
@@ -248,8 +354,22 @@ impl Tape {
             });
         }
         let count = params.specs().len();
-        self.params.push(BoundParams { values: bound, first_node, count, has_gradients: false });
+        let narrow = self.narrow_copy(bound, params.values.shape().len())?;
+        self.params.push(BoundParams { values: bound, first_node, count, narrow, has_gradients: false });
         Ok(first_node)
+    }
+
+    fn narrow_copy(&mut self, bound: usize, len: usize) -> Result<Option<Block>> {
+        if self.device.float() == DType::F32 {
+            return Ok(None);
+        }
+        let copy = self.alloc(len, DType::BF16);
+        if let Some(gpu) = self.gpu() {
+            let from = Arg::View(self.bound[bound].block.at(), DType::F32);
+            let to = Arg::View(copy.at(), DType::BF16);
+            gpu.launch("copy", Grid::elements(len), &[to, from, Arg::U32(len), Arg::Flag(false)])?;
+        }
+        Ok(Some(copy))
     }
 
     /// Copies a tensor into a buffer, from element `start` on.
@@ -263,6 +383,18 @@ impl Tape {
         self.store_rows(buffer, start, tensor, 0, tensor.len())
     }
 
+    /// Binds a buffer that a tensor is to be stored into.
+    pub(crate) fn writable(&mut self, buffer: &Buffer, tensor: Tensor) -> Result<usize> {
+        let bound = self.bind(buffer)?;
+        let reads = |node: &Node| matches!(node.data, Data::Bound { bound: b, .. } if b == bound);
+        // Gradients still need what recorded ops have read.
+        let recorded = !self.records.is_empty() && self.nodes.iter().any(reads);
+        match recorded || reads(&self.nodes[tensor.node as usize]) {
+            true => Err(Error::InUse { name: buffer.slot.name.clone() }),
+            false => Ok(bound),
+        }
+    }
+
     /// Copies elements `from..from + len` of a tensor to elements `start..` of a buffer.
     pub(crate) fn store_rows(
         &mut self,
@@ -272,12 +404,10 @@ impl Tape {
         from: usize,
         len: usize,
     ) -> Result<()> {
-        let bound = self.bind(buffer)?;
-        let reads = |node: &Node| matches!(node.data, Data::Bound { bound: b, .. } if b == bound);
-        // Gradients still need what recorded ops have read.
-        let recorded = !self.records.is_empty() && self.nodes.iter().any(reads);
-        if recorded || reads(&self.nodes[tensor.node as usize]) {
-            return Err(Error::InUse { name: buffer.slot.name.clone() });
+        let bound = self.writable(buffer, tensor)?;
+        if let Some(gpu) = self.gpu() {
+            let to = self.bound[bound].block.at();
+            return copy_part(gpu, (to, buffer.dtype(), start), (self.at(tensor), tensor.dtype, from), len);
         }
         let mut block = std::mem::take(&mut self.bound[bound].block);
         let size = tensor.dtype.size();
@@ -300,15 +430,108 @@ impl Tape {
         Ok(result)
     }
 
+    /// Adds a scalar to element `index` of a buffer: how losses are collected over many steps.
+    pub fn accumulate(&mut self, buffer: &Buffer, index: usize, scalar: Tensor) -> Result<()> {
+        const OP: &str = "accumulate";
+        self.check_f32(OP, &[scalar])?;
+        if buffer.dtype() != DType::F32 || scalar.len() != 1 || index >= buffer.shape().len() {
+            let rule = "a scalar is added to one element of an f32 buffer";
+            return Err(Error::ShapeMismatch { op: OP, lhs: buffer.shape(), rhs: scalar.shape, rule });
+        }
+        let bound = self.bind(buffer)?;
+        if let Some(gpu) = self.gpu() {
+            let to = Arg::View(self.bound[bound].block.at() + 4 * index as u64, DType::F32);
+            let args = [to, self.view(scalar), Arg::U32(1), Arg::Flag(true)];
+            return gpu.launch("copy", Grid::blocks(1), &args);
+        }
+        let value = self.f32(scalar)[0];
+        self.bound[bound].block.f32_mut()[index] += value;
+        Ok(())
+    }
+
     // ---- for ops: allocation, data, recording ----
 
     pub(crate) fn alloc(&mut self, len: usize, dtype: DType) -> Block {
-        self.arena.take(len * dtype.size())
+        self.arena.take(len * dtype.size(), self.device.gpu())
     }
 
     /// Working memory of one op, in f32s.
     pub(crate) fn scratch(&mut self, len: usize) -> Block {
-        self.arena.take(len * 4)
+        self.alloc(len, DType::F32)
+    }
+
+    /// The GPU that the step runs on.
+    pub(crate) fn gpu(&self) -> Option<&Gpu> {
+        self.device.gpu()
+    }
+
+    /// How activations are stored.
+    pub(crate) fn float(&self) -> DType {
+        self.device.float()
+    }
+
+    /// How a result of these is stored: exactly if they all are.
+    pub(crate) fn joint(&self, tensors: &[Tensor]) -> DType {
+        match tensors.iter().all(|t| t.dtype == DType::F32) {
+            true => DType::F32,
+            false => self.float(),
+        }
+    }
+
+    /// Where a tensor lies on the GPU.
+    pub(crate) fn at(&self, tensor: Tensor) -> u64 {
+        match &self.nodes[tensor.node as usize].data {
+            Data::Owned(block) => block.at(),
+            Data::Bound { bound, start } => {
+                self.bound[*bound].block.at() + (start * tensor.dtype.size()) as u64
+            }
+        }
+    }
+
+    pub(crate) fn view(&self, tensor: Tensor) -> Arg {
+        Arg::View(self.at(tensor), tensor.dtype)
+    }
+
+    pub(crate) fn view_of(&self, tensor: Option<Tensor>) -> Arg {
+        tensor.map_or(Arg::NOTHING, |t| self.view(t))
+    }
+
+    /// The key of the step's random numbers on the GPU.
+    pub(crate) fn state(&self) -> Arg {
+        Arg::At(self.state.as_ref().map_or(0, Block::at))
+    }
+
+    /// Where a buffer lies on the GPU.
+    pub(crate) fn buffer_at(&mut self, buffer: &Buffer) -> Result<u64> {
+        let bound = self.bind(buffer)?;
+        Ok(self.bound[bound].block.at())
+    }
+
+    /// A tensor's values on the GPU as `dtype`, copied if they are stored otherwise. Give it back with [`release`](Tape::release).
+    pub(crate) fn operand(&mut self, tensor: Tensor, dtype: DType) -> Result<Operand> {
+        if tensor.dtype == dtype {
+            return Ok(Operand { at: self.at(tensor), temporary: None });
+        }
+        if dtype == DType::BF16
+            && let Data::Bound { bound, start } = self.nodes[tensor.node as usize].data
+            && let Some(params) = self.params.iter().find(|p| p.values == bound)
+            && let Some(narrow) = &params.narrow
+        {
+            return Ok(Operand { at: narrow.at() + 2 * start as u64, temporary: None });
+        }
+        let copy = self.alloc(tensor.len(), dtype);
+        if let Some(gpu) = self.gpu() {
+            let args =
+                [Arg::View(copy.at(), dtype), self.view(tensor), Arg::U32(tensor.len()), Arg::Flag(false)];
+            gpu.launch("copy", Grid::elements(tensor.len()), &args)?;
+        }
+        Ok(Operand { at: copy.at(), temporary: Some(copy) })
+    }
+
+    pub(crate) fn release(&mut self, operand: Operand) {
+        if let Some(block) = operand.temporary {
+            self.give_back(block);
+        }
     }
 
     pub(crate) fn give_back(&mut self, block: Block) {
@@ -317,7 +540,15 @@ impl Tape {
 
     fn push_data(&mut self, data: Data, len: usize, shape: Shape, dtype: DType, needs_grad: bool) -> Tensor {
         let node = self.nodes.len() as u32;
-        self.nodes.push(Node { data, len, needs_grad, grad: None, grad_home: None, grad_written: false });
+        self.nodes.push(Node {
+            data,
+            dtype,
+            len,
+            needs_grad,
+            grad: None,
+            grad_home: None,
+            grad_written: false,
+        });
         Tensor { node, generation: self.generation, shape, dtype }
     }
 
@@ -353,7 +584,7 @@ impl Tape {
         if tensor.generation != self.generation {
             return Err(Error::StaleTensor { op });
         }
-        if tensor.dtype != dtype {
+        if !dtype.takes(tensor.dtype) {
             return Err(Error::DTypeMismatch { op, expected: dtype, got: tensor.dtype });
         }
         Ok(())
@@ -389,7 +620,7 @@ impl Tape {
 
     pub(crate) fn bytes(&self, tensor: Tensor) -> &[u8] {
         match tensor.dtype {
-            DType::F32 => bytemuck::cast_slice(self.f32(tensor)),
+            DType::F32 | DType::BF16 => bytemuck::cast_slice(self.f32(tensor)),
             DType::I32 => bytemuck::cast_slice(self.i32(tensor)),
             DType::U8 => self.u8(tensor),
         }
@@ -432,14 +663,27 @@ impl Tape {
             return Ok(tensor);
         }
         let mut block = self.alloc(tensor.len(), tensor.dtype);
-        block.all_mut::<u8>().copy_from_slice(self.bytes(tensor));
+        match self.gpu() {
+            Some(gpu) => gpu.copy(block.at(), self.at(tensor), tensor.len() * tensor.dtype.size())?,
+            None => block.all_mut::<u8>().copy_from_slice(self.bytes(tensor)),
+        }
         Ok(self.push(block, tensor.shape, tensor.dtype, false))
     }
 
     /// A copy of a tensor on the host. Waits for the device: for tests and for looking at single values.
     pub fn read<T: Element>(&self, tensor: Tensor) -> Result<Vec<T>> {
         self.check("read", tensor, T::DTYPE)?;
-        Ok(self.data::<T>(tensor).to_vec())
+        let node = &self.nodes[tensor.node as usize];
+        let (block, start) = match &node.data {
+            Data::Owned(block) => (block, 0),
+            Data::Bound { bound, start } => (&self.bound[*bound].block, *start),
+        };
+        let values = match tensor.dtype {
+            DType::BF16 => bytemuck::cast_vec(from_bf16(&block.read::<Bf16>(start, start + node.len)?)),
+            _ => block.read(start, start + node.len)?,
+        };
+        self.device.synchronise()?;
+        Ok(values)
     }
 
     // ---- gradients ----
@@ -455,22 +699,31 @@ impl Tape {
         if !self.needs_grad(loss) || (loss.node as usize) < self.walked {
             return Err(Error::NoGradient { op: OP });
         }
-        let value = self.f32(loss)[0];
-        if !value.is_finite() {
-            return Err(Error::NotFinite { what: "the loss", value });
-        }
         let mut one = self.alloc(1, DType::F32);
-        one.f32_mut()[0] = 1.0;
-        self.backward_from(loss, one)
+        match self.gpu() {
+            Some(gpu) => {
+                let args = [Arg::At(self.at(loss)), Arg::I32(gpu.op("the loss")), Arg::At(gpu.fault())];
+                gpu.launch("check_finite", Grid { threads: 1, ..Grid::blocks(1) }, &args)?;
+                gpu.fill_words(one.at(), 1f32.to_bits(), 1)?;
+            }
+            None => {
+                let value = self.f32(loss)[0];
+                if !value.is_finite() {
+                    return Err(Error::NotFinite { what: "the loss", value });
+                }
+                one.f32_mut()[0] = 1.0;
+            }
+        }
+        self.backward_from(loss, one, DType::F32)
     }
 
     /// Runs the records backwards from a gradient of `tensor`.
-    pub(crate) fn backward_from(&mut self, tensor: Tensor, gradient: Block) -> Result<()> {
+    pub(crate) fn backward_from(&mut self, tensor: Tensor, gradient: Block, dtype: DType) -> Result<()> {
         // Gradients of an earlier backward pass in this step do not count any more.
         for node in &mut self.nodes {
             node.grad_written = false;
         }
-        self.hand_grad(tensor, gradient);
+        self.hand_grad(tensor, gradient, dtype)?;
         while let Some(record) = self.records.pop() {
             record.backward(self)?;
         }
@@ -482,7 +735,11 @@ impl Tape {
                 params.has_gradients = true;
                 for node in nodes.iter().filter(|node| !node.grad_written) {
                     if let Some((bound, start)) = node.grad_home {
-                        self.bound[bound].block.f32_mut()[start..start + node.len].fill(0.0);
+                        let block = &mut self.bound[bound].block;
+                        match self.device.gpu() {
+                            Some(gpu) => gpu.fill_words(block.at() + 4 * start as u64, 0, node.len)?,
+                            None => block.f32_mut()[start..start + node.len].fill(0.0),
+                        }
                     }
                 }
             }
@@ -511,15 +768,16 @@ impl Tape {
         if !node.needs_grad {
             return None;
         }
-        let (len, accumulate) = (node.len, node.grad_written || node.grad.is_some());
+        let (len, dtype) = (node.len, node.dtype);
+        let accumulate = node.grad_written || node.grad.is_some();
         let (block, start) = match node.grad_home {
             Some((bound, start)) => (std::mem::take(&mut self.bound[bound].block), start),
             None => match node.grad.take() {
                 Some(block) => (block, 0),
-                None => (self.arena.take(len * 4), 0),
+                None => (self.arena.take(len * dtype.size(), self.device.gpu()), 0),
             },
         };
-        Some(Grad { block, start, len, node: tensor.node, accumulate })
+        Some(Grad { block, start, len, node: tensor.node, accumulate, dtype })
     }
 
     pub(crate) fn put_grad(&mut self, grad: Grad) {
@@ -533,20 +791,63 @@ impl Tape {
         }
     }
 
-    /// Adds a finished gradient to that of `tensor`, without a copy when it is the first.
-    pub(crate) fn hand_grad(&mut self, tensor: Tensor, block: Block) {
+    /// Adds a finished gradient, stored as `dtype`, to that of `tensor`, without a copy when it is the first.
+    pub(crate) fn hand_grad(&mut self, tensor: Tensor, block: Block, dtype: DType) -> Result<()> {
         let node = &mut self.nodes[tensor.node as usize];
-        if node.needs_grad && node.grad.is_none() && node.grad_home.is_none() {
+        if node.needs_grad && node.grad.is_none() && node.grad_home.is_none() && node.dtype == dtype {
             node.grad = Some(block);
-            return;
+            return Ok(());
         }
         if let Some(mut grad) = self.grad(tensor) {
-            let accumulate = grad.accumulate;
-            add_or_set(grad.slice(), block.f32(), accumulate);
+            self.add_or_set(&mut grad, &block, dtype)?;
             self.put_grad(grad);
         }
         self.give_back(block);
+        Ok(())
     }
+
+    /// Gives a finished gradient to a residual input, if there is one.
+    pub(crate) fn pass_on(&mut self, residual: Option<Tensor>, block: Block, dtype: DType) -> Result<()> {
+        match residual {
+            Some(residual) => self.hand_grad(residual, block, dtype),
+            None => {
+                self.give_back(block);
+                Ok(())
+            }
+        }
+    }
+
+    /// grad (+)= source, stored as `dtype`
+    pub(crate) fn add_or_set(&self, grad: &mut Grad, source: &Block, dtype: DType) -> Result<()> {
+        let accumulate = grad.accumulate;
+        match self.gpu() {
+            Some(gpu) => {
+                let args =
+                    [grad.view(), Arg::View(source.at(), dtype), Arg::U32(grad.len), Arg::Flag(accumulate)];
+                gpu.launch("copy", Grid::elements(grad.len), &args)
+            }
+            None => {
+                add_or_set(grad.slice(), source.f32(), accumulate);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Elements of one block on the GPU into another, of any two types of numbers or of the same type.
+fn copy_part(
+    gpu: &Gpu,
+    (to, to_type, to_start): (u64, DType, usize),
+    (from, from_type, from_start): (u64, DType, usize),
+    len: usize,
+) -> Result<()> {
+    if to_type == from_type {
+        let size = to_type.size();
+        return gpu.copy(to + (to_start * size) as u64, from + (from_start * size) as u64, len * size);
+    }
+    let (to, from) = (Arg::View(to, to_type), Arg::View(from, from_type));
+    let args = [to, Arg::U32(to_start), from, Arg::U32(from_start), Arg::U32(len), Arg::Flag(false)];
+    gpu.launch("copy_at", Grid::elements(len), &args)
 }
 
 /// target (+)= source

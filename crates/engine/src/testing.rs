@@ -17,13 +17,13 @@ pub fn on_tape(
     op: impl Fn(&mut Tape, &[Tensor]) -> Result<Tensor> + Sync,
 ) -> Result<Vec<f32>> {
     let inputs: Vec<Vec<f32>> = dims.iter().enumerate().map(|(i, d)| values(d.iter().product(), i)).collect();
-    Ok(evaluate(dims, &inputs, &op, None)?.0)
+    Ok(evaluate(&Device::under_test(2)?, dims, &inputs, &op, None)?.0)
 }
 
 /// A constant on the tape.
 pub fn constant(tape: &mut Tape, values: &[f32], shape: impl Into<Shape>) -> Tensor {
     let mut block = tape.alloc(values.len(), DType::F32);
-    block.f32_mut().copy_from_slice(values);
+    block.write(0, values).unwrap();
     tape.push(block, shape, DType::F32, false)
 }
 
@@ -37,7 +37,7 @@ pub fn spread(tape: &mut Tape, x: Tensor) -> Result<Tensor> {
 /// A row of integers on the tape.
 pub fn integers(tape: &mut Tape, values: &[i32]) -> Tensor {
     let mut block = tape.alloc(values.len(), DType::I32);
-    block.all_mut::<i32>().copy_from_slice(values);
+    block.write(0, values).unwrap();
     tape.push(block, [values.len()], DType::I32, false)
 }
 
@@ -48,36 +48,36 @@ pub fn gradients(
     op: impl Fn(&mut Tape, &[Tensor]) -> Result<Tensor> + Sync,
 ) -> Result<Vec<Vec<f32>>> {
     let inputs: Vec<Vec<f32>> = dims.iter().enumerate().map(|(i, d)| values(d.iter().product(), i)).collect();
-    Ok(evaluate(dims, &inputs, &op, Some(seed))?.1)
+    Ok(evaluate(&Device::under_test(2)?, dims, &inputs, &op, Some(seed))?.1)
 }
 
 /// The result of the op, and the gradients of its inputs for a given gradient of the result.
 fn evaluate(
+    device: &Device,
     dims: &[&[usize]],
     inputs: &[Vec<f32>],
     op: Op,
     gradient: Option<&[f32]>,
 ) -> Result<(Vec<f32>, Vec<Vec<f32>>)> {
-    let device = Device::cpu(Some(2))?;
     let mut builder = ParamsBuilder::new();
     let handles: Vec<_> = dims
         .iter()
         .enumerate()
         .map(|(i, d)| Ok(builder.add(i.to_string(), Shape::try_from(*d)?, Init::Constant(0.0))))
         .collect::<Result<_>>()?;
-    let params = builder.build(&device, "inputs", 0)?;
+    let params = builder.build(device, "inputs", 0)?;
     for (i, values) in inputs.iter().enumerate() {
         params.set(&i.to_string(), values)?;
     }
-    let mut stepper = Stepper::new(&device, Key::new(9, 9));
+    let mut stepper = Stepper::new(device, Key::new(9, 9));
     let out = stepper.run(|tape| -> Result<Vec<f32>> {
         let tensors: Vec<Tensor> = handles.iter().map(|&h| tape.param(&params, h)).collect::<Result<_>>()?;
         let out = op(tape, &tensors)?;
         let values = tape.read(out)?;
         if let Some(gradient) = gradient {
             let mut block = tape.scratch(gradient.len());
-            block.f32_mut().copy_from_slice(gradient);
-            tape.backward_from(out, block)?;
+            block.write(0, gradient)?;
+            tape.backward_from(out, block, DType::F32)?;
         }
         Ok(values)
     })?;
@@ -89,16 +89,23 @@ fn evaluate(
 /// difference of a random weighting of the result must equal the gradient's projection on it.
 pub fn check_gradients(dims: &[&[usize]], op: impl Fn(&mut Tape, &[Tensor]) -> Result<Tensor> + Sync) {
     let inputs: Vec<Vec<f32>> = dims.iter().enumerate().map(|(i, d)| values(d.iter().product(), i)).collect();
-    let (out, _) = evaluate(dims, &inputs, &op, None).unwrap();
+    let device = Device::under_test(2).unwrap();
+    let (out, _) = evaluate(&device, dims, &inputs, &op, None).unwrap();
     let weights = values(out.len(), 1000);
-    let (_, gradients) = evaluate(dims, &inputs, &op, Some(&weights)).unwrap();
+    let (_, gradients) = evaluate(&device, dims, &inputs, &op, Some(&weights)).unwrap();
+    if device.is_gpu() {
+        compare_with_cpu(&device, dims, &inputs, &op, (&out, &gradients), &weights);
+    }
+    if device.float() != DType::F32 {
+        return;
+    }
     for (i, gradient) in gradients.iter().enumerate() {
         let direction = values(gradient.len(), 2000 + i);
         let along: f64 = gradient.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
         let at = |t: f32| -> f64 {
             let mut moved = inputs.clone();
             moved[i].iter_mut().zip(&direction).for_each(|(x, d)| *x += t * d);
-            let (out, _) = evaluate(dims, &moved, &op, None).unwrap();
+            let (out, _) = evaluate(&device, dims, &moved, &op, None).unwrap();
             out.iter().zip(&weights).map(|(o, w)| f64::from(*o) * f64::from(*w)).sum()
         };
         // Kinks (ReLU, max) spoil single step widths, rounding small ones: the best of three must agree.
@@ -114,5 +121,45 @@ pub fn check_gradients(dims: &[&[usize]], op: impl Fn(&mut Tape, &[Tensor]) -> R
             error <= 3e-3 * scale + 1e-5,
             "input {i} of {dims:?}: gradient along a direction {along}, off by {errors:?}"
         );
+    }
+}
+
+/// Fails unless a GPU's results and gradients are those of the CPU, up to what its precision allows.
+fn compare_with_cpu(
+    device: &Device,
+    dims: &[&[usize]],
+    inputs: &[Vec<f32>],
+    op: Op,
+    (out, gradients): (&[f32], &[Vec<f32>]),
+    weights: &[f32],
+) {
+    let tolerance = if device.float() == DType::F32 { 1e-4 } else { 2e-2 };
+    let cpu = Device::cpu(Some(1)).unwrap();
+    let (expected, expected_gradients) = evaluate(&cpu, dims, inputs, op, Some(weights)).unwrap();
+    let names = std::iter::once("result".to_string())
+        .chain((0..dims.len()).map(|i| format!("gradient of input {i}")));
+    let pairs = std::iter::once((out, &expected[..]))
+        .chain(gradients.iter().zip(&expected_gradients).map(|(a, b)| (&a[..], &b[..])));
+    let largest = |x: &[f32]| x.iter().fold(1e-3f32, |m, x| m.max(x.abs()));
+    let steepest = expected_gradients.iter().fold(1e-3f32, |m, g| m.max(largest(g)));
+    for (name, (got, expected)) in names.zip(pairs) {
+        // A gradient that cancels out is as exact as what it cancelled from.
+        let scale = if name == "result" { largest(expected) } else { steepest };
+        for (i, (g, e)) in got.iter().zip(expected).enumerate() {
+            assert!(
+                (g - e).abs() <= tolerance * scale,
+                "{name} of {dims:?}, element {i}: {g} against the CPU's {e}"
+            );
+        }
+    }
+}
+
+/// Fails unless the values are equal, up to what the device under test can represent.
+pub fn assert_close(got: &[f32], expected: &[f32]) {
+    let exact = Device::under_test(1).unwrap().float() == DType::F32;
+    let tolerance = if exact { 1e-6 } else { 1e-2 };
+    assert_eq!(got.len(), expected.len());
+    for (g, e) in got.iter().zip(expected) {
+        assert!((g - e).abs() <= tolerance * e.abs().max(1.0), "{got:?} against {expected:?}");
     }
 }

@@ -29,7 +29,7 @@ fn check(
 ) -> Result<()> {
     let golden = golden();
     let case = &golden["cases"][name];
-    let device = Device::cpu(Some(2))?;
+    let device = Device::under_test(2)?;
     let mut builder = ParamsBuilder::new();
     let mut handles = Vec::new();
     for (input, shape) in inputs {
@@ -111,7 +111,7 @@ fn golden_lstm() -> Result<()> {
 
 #[test]
 fn golden_categoricals() -> Result<()> {
-    let device = Device::cpu(Some(1))?;
+    let device = Device::under_test(1)?;
     let labels = device.buffer::<i32>("labels", [3]);
     labels.write(&[2, -100, 0])?;
     check("cross_entropy", &[("x", &[3, 4])], |tape, x| {
@@ -130,7 +130,7 @@ fn golden_categoricals() -> Result<()> {
 #[test]
 fn golden_optimisers() -> Result<()> {
     let golden = golden();
-    let device = Device::cpu(Some(1))?;
+    let device = Device::under_test(1)?;
     let slope = device.buffer::<f32>("slope", [3]);
     slope.write(&[12.0f32, -5.0, 0.0])?;
     for (name, weight_decay) in [("adam", 0.0), ("adamw", 0.1)] {
@@ -168,7 +168,7 @@ fn golden_temperatures() -> Result<()> {
     let golden = golden();
     let rows = 20_000;
     let logits = numbers(&golden["logits"]);
-    let device = Device::cpu(Some(2))?;
+    let device = Device::under_test(2)?;
     let buffer = device.buffer::<f32>("logits", [rows, 4]);
     buffer.write(&logits.repeat(rows))?;
     let mut stepper = Stepper::new(&device, Key::new(1, 0));

@@ -151,7 +151,7 @@ struct Run {
 
 impl Run {
     fn new(threads: usize) -> Result<Run> {
-        let device = Device::cpu(Some(threads))?;
+        let device = Device::under_test(threads)?;
         let frames = device.buffer::<u8>("frames", [6, 16, 16, 3]);
         frames.write(
             &(0..6 * 16 * 16 * 3).map(|i| (i / (16 * 16 * 3) * 30 + i * 37 % 97) as u8).collect::<Vec<_>>(),
@@ -337,7 +337,7 @@ fn a_handle_of_another_network_is_refused() -> Result<()> {
 
 #[test]
 fn empty_tensors_are_refused() -> Result<()> {
-    let device = Device::cpu(Some(1))?;
+    let device = Device::under_test(1)?;
     let image = device.buffer::<f32>("image", [0, 4, 4, 3]);
     let weight = device.buffer::<f32>("weight", [2, 3, 3, 3]);
     let bias = device.buffer::<f32>("bias", [2]);

@@ -2,6 +2,7 @@
 
 use super::Backward;
 use crate::cpu;
+use crate::cuda::{Arg, Grid, parts};
 use crate::{DType, Error, Result, Tape, Tensor};
 
 pub(crate) struct Add {
@@ -65,30 +66,42 @@ impl Tape {
             let rule = "both have the same shape";
             return Err(Error::ShapeMismatch { op, lhs: a.shape(), rhs: b.shape(), rule });
         }
-        let mut out = self.alloc(a.len(), DType::F32);
-        let (av, bv) = (self.f32(a), self.f32(b));
-        cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
-            let start = i * CHUNK;
-            for ((o, a), b) in out.iter_mut().zip(&av[start..]).zip(&bv[start..]) {
-                *o = f(*a, *b);
-            }
-        });
+        let dtype = self.joint(&[a, b]);
+        let mut out = self.alloc(a.len(), dtype);
+        if let Some(gpu) = self.gpu() {
+            let args = [Arg::View(out.at(), dtype), self.view(a), self.view(b), Arg::U32(a.len())];
+            gpu.launch(op, Grid::elements(a.len()), &args)?;
+        } else {
+            let (av, bv) = (self.f32(a), self.f32(b));
+            cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
+                let start = i * CHUNK;
+                for ((o, a), b) in out.iter_mut().zip(&av[start..]).zip(&bv[start..]) {
+                    *o = f(*a, *b);
+                }
+            });
+        }
         let needs_grad = self.any_needs_grad(&[a, b]);
-        Ok(self.push(out, a.shape(), DType::F32, needs_grad))
+        Ok(self.push(out, a.shape(), dtype, needs_grad))
     }
 
     /// x * scale + shift
     pub fn affine(&mut self, x: Tensor, scale: f32, shift: f32) -> Result<Tensor> {
         self.check_f32("affine", &[x])?;
-        let mut out = self.alloc(x.len(), DType::F32);
-        let xv = self.f32(x);
-        cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
-            for (o, x) in out.iter_mut().zip(&xv[i * CHUNK..]) {
-                *o = x * scale + shift;
-            }
-        });
+        let mut out = self.alloc(x.len(), x.dtype());
+        if let Some(gpu) = self.gpu() {
+            let to = Arg::View(out.at(), x.dtype());
+            let args = [to, self.view(x), Arg::U32(x.len()), Arg::F32(scale), Arg::F32(shift)];
+            gpu.launch("affine", Grid::elements(x.len()), &args)?;
+        } else {
+            let xv = self.f32(x);
+            cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
+                for (o, x) in out.iter_mut().zip(&xv[i * CHUNK..]) {
+                    *o = x * scale + shift;
+                }
+            });
+        }
         let needs_grad = self.needs_grad(x);
-        let out = self.push(out, x.shape(), DType::F32, needs_grad);
+        let out = self.push(out, x.shape(), x.dtype(), needs_grad);
         if needs_grad {
             self.record(Affine { x, scale, out });
         }
@@ -98,11 +111,17 @@ impl Tape {
     /// x cut to [low, high]. For looking at values: no gradient flows through.
     pub fn clamp(&mut self, x: Tensor, low: f32, high: f32) -> Result<Tensor> {
         self.check_f32("clamp", &[x])?;
-        let mut out = self.alloc(x.len(), DType::F32);
-        for (o, x) in out.f32_mut().iter_mut().zip(self.f32(x)) {
-            *o = x.max(low).min(high);
+        let mut out = self.alloc(x.len(), x.dtype());
+        if let Some(gpu) = self.gpu() {
+            let to = Arg::View(out.at(), x.dtype());
+            let args = [to, self.view(x), Arg::U32(x.len()), Arg::F32(low), Arg::F32(high)];
+            gpu.launch("clamp_values", Grid::elements(x.len()), &args)?;
+        } else {
+            for (o, x) in out.f32_mut().iter_mut().zip(self.f32(x)) {
+                *o = x.max(low).min(high);
+            }
         }
-        Ok(self.push(out, x.shape(), DType::F32, false))
+        Ok(self.push(out, x.shape(), x.dtype(), false))
     }
 
     /// The mean of all elements.
@@ -128,20 +147,30 @@ impl Tape {
                 return Err(Error::ShapeMismatch { op: OP, lhs: x.shape(), rhs: weights.shape(), rule });
             }
         }
-        let xv = self.f32(x);
-        let (sum, total) = match weights.map(|w| self.f32(w)) {
-            None => (xv.iter().map(|&x| f64::from(x)).sum::<f64>(), x.len() as f64),
-            Some(w) => (
-                xv.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum::<f64>(),
-                w.iter().map(|&w| f64::from(w)).sum::<f64>(),
-            ),
-        };
         let mut out = self.alloc(1, DType::F32);
-        out.f32_mut()[0] = if total == 0.0 { 0.0 } else { (sum / total) as f32 };
-        let mut total_block = self.alloc(1, DType::F32);
-        total_block.f32_mut()[0] = total as f32;
+        let mut total = self.alloc(1, DType::F32);
+        let count = parts(x.len());
+        let sums = self.scratch(4 * count);
+        if let Some(gpu) = self.gpu() {
+            let args = [self.view(x), self.view_of(weights), Arg::At(sums.at()), Arg::U32(x.len())];
+            gpu.launch("sum", Grid::blocks(count), &args)?;
+            let args = [Arg::At(sums.at()), Arg::U32(count), Arg::At(out.at()), Arg::At(total.at())];
+            gpu.launch("mean_of_parts", Grid::blocks(1), &args)?;
+        } else {
+            let xv = self.f32(x);
+            let (sum, weight) = match weights.map(|w| self.f32(w)) {
+                None => (xv.iter().map(|&x| f64::from(x)).sum::<f64>(), x.len() as f64),
+                Some(w) => (
+                    xv.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum::<f64>(),
+                    w.iter().map(|&w| f64::from(w)).sum::<f64>(),
+                ),
+            };
+            out.f32_mut()[0] = if weight == 0.0 { 0.0 } else { (sum / weight) as f32 };
+            total.f32_mut()[0] = weight as f32;
+        }
+        self.give_back(sums);
         let needs_grad = self.needs_grad(x);
-        let total = self.push(total_block, [], DType::F32, false);
+        let total = self.push(total, [], DType::F32, false);
         let out = self.push(out, [], DType::F32, needs_grad);
         if needs_grad {
             self.record(Mean { x, weights, total, out });
@@ -154,12 +183,10 @@ impl Backward for Add {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
         if let Some(mut grad) = tape.grad(self.a) {
-            let accumulate = grad.accumulate;
-            crate::tape::add_or_set(grad.slice(), dy.f32(), accumulate);
+            tape.add_or_set(&mut grad, &dy, self.out.dtype())?;
             tape.put_grad(grad);
         }
-        tape.hand_grad(self.b, dy);
-        Ok(())
+        tape.hand_grad(self.b, dy, self.out.dtype())
     }
 }
 
@@ -168,9 +195,16 @@ impl Backward for Mul {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
         for (input, other) in [(self.a, self.b), (self.b, self.a)] {
             if let Some(mut grad) = tape.grad(input) {
-                let (other, accumulate) = (tape.f32(other), grad.accumulate);
-                for ((g, dy), o) in grad.slice().iter_mut().zip(dy.f32()).zip(other) {
-                    *g = if accumulate { *g + dy * o } else { dy * o };
+                let accumulate = grad.accumulate;
+                if let Some(gpu) = tape.gpu() {
+                    let (n, dy) = (input.len(), Arg::View(dy.at(), self.out.dtype()));
+                    let args = [grad.view(), dy, tape.view(other), Arg::U32(n), Arg::Flag(accumulate)];
+                    gpu.launch("mul_gradient", Grid::elements(n), &args)?;
+                } else {
+                    let other = tape.f32(other);
+                    for ((g, dy), o) in grad.slice().iter_mut().zip(dy.f32()).zip(other) {
+                        *g = if accumulate { *g + dy * o } else { dy * o };
+                    }
                 }
                 tape.put_grad(grad);
             }
@@ -183,26 +217,49 @@ impl Backward for Mul {
 impl Backward for Affine {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(mut dy) = tape.take_grad(self.out) else { return Ok(()) };
-        cpu::chunks_mut(dy.f32_mut(), CHUNK, |_, dy| dy.iter_mut().for_each(|d| *d *= self.scale));
-        tape.hand_grad(self.x, dy);
-        Ok(())
+        if let Some(gpu) = tape.gpu() {
+            let (n, dy) = (self.out.len(), Arg::View(dy.at(), self.out.dtype()));
+            gpu.launch(
+                "affine",
+                Grid::elements(n),
+                &[dy, dy, Arg::U32(n), Arg::F32(self.scale), Arg::F32(0.0)],
+            )?;
+        } else {
+            cpu::chunks_mut(dy.f32_mut(), CHUNK, |_, dy| dy.iter_mut().for_each(|d| *d *= self.scale));
+        }
+        tape.hand_grad(self.x, dy, self.out.dtype())
     }
 }
 
 impl Backward for Mean {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        let total = tape.f32(self.total)[0];
-        let share = if total == 0.0 { 0.0 } else { dy.f32()[0] / total };
-        tape.give_back(dy);
         if let Some(mut grad) = tape.grad(self.x) {
-            let (weights, accumulate) = (self.weights.map(|w| tape.f32(w)), grad.accumulate);
-            for (i, g) in grad.slice().iter_mut().enumerate() {
-                let value = share * weights.map_or(1.0, |w| w[i]);
-                *g = if accumulate { *g + value } else { value };
+            let accumulate = grad.accumulate;
+            if let Some(gpu) = tape.gpu() {
+                let (weights, total) = (tape.view_of(self.weights), tape.at(self.total));
+                let n = self.x.len();
+                let args = [
+                    grad.view(),
+                    weights,
+                    Arg::At(dy.at()),
+                    Arg::At(total),
+                    Arg::U32(n),
+                    Arg::Flag(accumulate),
+                ];
+                gpu.launch("mean_gradient", Grid::elements(n), &args)?;
+            } else {
+                let total = tape.f32(self.total)[0];
+                let share = if total == 0.0 { 0.0 } else { dy.f32()[0] / total };
+                let weights = self.weights.map(|w| tape.f32(w));
+                for (i, g) in grad.slice().iter_mut().enumerate() {
+                    let value = share * weights.map_or(1.0, |w| w[i]);
+                    *g = if accumulate { *g + value } else { value };
+                }
             }
             tape.put_grad(grad);
         }
+        tape.give_back(dy);
         Ok(())
     }
 }

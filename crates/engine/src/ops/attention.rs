@@ -1,5 +1,7 @@
 use super::Backward;
 use crate::cpu::{self, Mat, Packed, Start, gemm_packed, gemm_serial, math, multiversion, packed_len};
+use crate::cuda::{Arg, Grid, Matrix, Product};
+use crate::memory::Block;
 use crate::rng::{Site, unit};
 use crate::{DType, Error, Result, Tape, Tensor};
 
@@ -74,23 +76,149 @@ impl Tape {
         super::dropout::check_rate(OP, dropout)?;
         let site = self.next_site();
         let setup = Setup { batch, time, width, heads, causal, dropout, site };
-        let mut out = self.alloc(batch * time * width, DType::F32);
+        let dtype = self.float();
+        let mut out = self.alloc(batch * time * width, dtype);
         let mut normaliser = self.alloc(batch * heads * time, DType::F32);
-        let room = setup.forward_room();
-        let mut scratch = self.scratch(batch * heads * room);
-        let (qv, kv, vv) = (self.f32(q), self.f32(k), self.f32(v));
-        cpu::chunks2_mut((scratch.f32_mut(), room), (normaliser.f32_mut(), time), |i, room, normaliser| {
-            setup.forward_head(i, qv, kv, vv, room, normaliser);
-        });
-        setup.join_heads(scratch.f32(), room, 0, out.f32_mut(), false);
-        self.give_back(scratch);
+        if self.gpu().is_some() {
+            self.gpu_attention(&setup, [q, k, v], &out, &normaliser)?;
+        } else {
+            let room = setup.forward_room();
+            let mut scratch = self.scratch(batch * heads * room);
+            let (qv, kv, vv) = (self.f32(q), self.f32(k), self.f32(v));
+            cpu::chunks2_mut(
+                (scratch.f32_mut(), room),
+                (normaliser.f32_mut(), time),
+                |i, room, normaliser| setup.forward_head(i, qv, kv, vv, room, normaliser),
+            );
+            setup.join_heads(scratch.f32(), room, 0, out.f32_mut(), false);
+            self.give_back(scratch);
+        }
+
         let needs_grad = self.any_needs_grad(&[q, k, v]);
         let normaliser = self.push(normaliser, [batch, heads, time], DType::F32, false);
-        let out = self.push(out, q.shape(), DType::F32, needs_grad);
+        let out = self.push(out, q.shape(), dtype, needs_grad);
         if needs_grad {
             self.record(Attention { q, k, v, setup, normaliser, out });
         }
         Ok(out)
+    }
+
+    /// Scores of all heads by matrix products, then their softmax, then the blend of the values.
+    fn gpu_attention(
+        &mut self,
+        setup: &Setup,
+        inputs: [Tensor; 3],
+        out: &Block,
+        normaliser: &Block,
+    ) -> Result<()> {
+        let dtype = self.float();
+        let [q, k, v] = inputs.map(|x| self.operand(x, dtype));
+        let (q, k, v) = (q?, k?, v?);
+        let (rows, stride) = (setup.batch * setup.heads * setup.time, setup.stride());
+        let scores = self.scratch(rows * stride);
+        let weights = self.alloc(rows * stride, dtype);
+        setup.products(self, |head| setup.scores(head, q.at, k.at, scores.at(), dtype))?;
+        if let Some(gpu) = self.gpu() {
+            let [causal, scale, rate] =
+                [Arg::Flag(setup.causal), Arg::F32(setup.scale()), Arg::F32(setup.dropout)];
+            let tensors = [Arg::At(scores.at()), Arg::View(weights.at(), dtype), Arg::At(normaliser.at())];
+            let sizes = [Arg::U32(setup.time), Arg::U32(stride), causal, scale, rate, self.state()];
+            let args = [&tensors[..], &sizes, &[Arg::U32(setup.site.number() as usize)]].concat();
+            gpu.launch("attention_softmax", Grid { threads: 128, ..Grid::blocks(rows) }, &args)?;
+        }
+        setup.products(self, |head| {
+            let (t, d) = (setup.time, setup.head_width());
+            let a = setup.matrix(head, weights.at(), dtype);
+            let (b, out) = (setup.input(head, v.at, dtype), setup.input(head, out.at(), dtype));
+            Product { m: t, n: d, k: t, a, b, out, start: None, bias: None, batch: setup.batch }
+        })?;
+        for operand in [q, k, v] {
+            self.release(operand);
+        }
+        self.give_back(scores);
+        self.give_back(weights);
+        Ok(())
+    }
+}
+
+/// How the heads lie on a GPU: inputs and results [B, T, D] as they are, scores [B, heads, T, stride].
+impl Setup {
+    /// Columns of a row of scores, a multiple of what tensor cores like.
+    fn stride(&self) -> usize {
+        self.time.next_multiple_of(8)
+    }
+
+    /// One head of q, k, v, the result or a gradient of one.
+    fn input(&self, head: usize, at: u64, dtype: DType) -> Matrix {
+        let start = (head * self.head_width() * dtype.size()) as u64;
+        Matrix::rows(at + start, dtype, self.width).every(self.time * self.width)
+    }
+
+    /// One head's scores or weights.
+    fn matrix(&self, head: usize, at: u64, dtype: DType) -> Matrix {
+        let start = (head * self.time * self.stride() * dtype.size()) as u64;
+        Matrix::rows(at + start, dtype, self.stride()).every(self.heads * self.time * self.stride())
+    }
+
+    /// x y^T for one head, in f32: scores, or gradients of weights.
+    fn scores(&self, head: usize, x: u64, y: u64, out: u64, dtype: DType) -> Product {
+        let (t, d) = (self.time, self.head_width());
+        let b = Matrix { transposed: true, ..self.input(head, y, dtype) };
+        let (a, out) = (self.input(head, x, dtype), self.matrix(head, out, DType::F32));
+        Product { m: t, n: t, k: d, a, b, out, start: None, bias: None, batch: self.batch }
+    }
+
+    fn products(&self, tape: &Tape, product: impl Fn(usize) -> Product) -> Result<()> {
+        let Some(gpu) = tape.gpu() else { return Ok(()) };
+        (0..self.heads).try_for_each(|head| gpu.product(&product(head)))
+    }
+}
+
+impl Attention {
+    fn gpu_backward(self, tape: &mut Tape, d_out: Block) -> Result<()> {
+        let (setup, dtype) = (self.setup, self.out.dtype());
+        let [q, k, v] = [self.q, self.k, self.v].map(|x| tape.operand(x, dtype));
+        let (q, k, v) = (q?, k?, v?);
+        let (rows, stride) = (setup.batch * setup.heads * setup.time, setup.stride());
+        let (scores, d_scores) = (tape.scratch(rows * stride), tape.scratch(rows * stride));
+        let (weights, d_weights) = (tape.alloc(rows * stride, dtype), tape.alloc(rows * stride, dtype));
+        setup.products(tape, |head| setup.scores(head, q.at, k.at, scores.at(), dtype))?;
+        setup.products(tape, |head| setup.scores(head, d_out.at(), v.at, d_scores.at(), dtype))?;
+        if let Some(gpu) = tape.gpu() {
+            let view = |block: &Block| Arg::View(block.at(), dtype);
+            let tensors = [Arg::At(scores.at()), Arg::At(d_scores.at()), view(&weights), view(&d_weights)];
+            let results = [Arg::At(tape.at(self.normaliser)), tape.view(self.out), view(&d_out)];
+            let sizes = [setup.time, stride, setup.heads, setup.head_width()].map(Arg::U32);
+            let draw = [Arg::F32(setup.dropout), tape.state(), Arg::U32(setup.site.number() as usize)];
+            let how = [Arg::Flag(setup.causal), Arg::F32(setup.scale())];
+            let args = [&tensors[..], &results, &sizes, &how, &draw].concat();
+            gpu.launch("attention_gradient", Grid { threads: 128, ..Grid::blocks(rows) }, &args)?;
+        }
+        let (t, d) = (setup.time, setup.head_width());
+        // dq = ds k, dk = ds^T q, dv = weights^T d_out
+        for (input, left, transposed, right) in [
+            (self.q, d_weights.at(), false, k.at),
+            (self.k, d_weights.at(), true, q.at),
+            (self.v, weights.at(), true, d_out.at()),
+        ] {
+            if let Some(grad) = tape.grad(input) {
+                setup.products(tape, |head| {
+                    let a = Matrix { transposed, ..setup.matrix(head, left, dtype) };
+                    let (b, out) =
+                        (setup.input(head, right, dtype), setup.input(head, grad.at(), grad.dtype()));
+                    let start = grad.accumulate.then_some(out.at);
+                    Product { m: t, n: d, k: t, a, b, out, start, bias: None, batch: setup.batch }
+                })?;
+                tape.put_grad(grad);
+            }
+        }
+        for operand in [q, k, v] {
+            tape.release(operand);
+        }
+        for block in [scores, d_scores, weights, d_weights, d_out] {
+            tape.give_back(block);
+        }
+        Ok(())
     }
 }
 
@@ -249,6 +377,9 @@ impl Setup {
 impl Backward for Attention {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(d_out) = tape.take_grad(self.out) else { return Ok(()) };
+        if tape.gpu().is_some() {
+            return self.gpu_backward(tape, d_out);
+        }
         let setup = self.setup;
         let room = setup.backward_room();
         let mut scratch = tape.scratch(setup.batch * setup.heads * room);

@@ -1,10 +1,11 @@
 use super::attention::softmax;
 use crate::cpu::{self, multiversion};
+use crate::cuda::{Arg, Grid};
 use crate::{Buffer, DType, Device, Error, Result, Tape, Tensor};
 
 /// Keys and values of the tokens a transformer has seen, for every layer, so that a new token costs one pass over it alone.
 pub struct KvCache {
-    /// [layer][B, heads, d, capacity]: positions last, so that scores of many positions are one vector operation.
+    /// [layer][B, heads, d, capacity]: positions last, so that scores of many positions are one vector operation. A GPU keeps keys like values.
     keys: Vec<Buffer>,
     /// [layer][B, heads, capacity, d]
     values: Vec<Buffer>,
@@ -25,7 +26,7 @@ impl KvCache {
         capacity: usize,
     ) -> KvCache {
         let buffers = |what: &str, shape: [usize; 4]| {
-            (0..layers).map(|i| device.buffer::<f32>(format!("{what} cache of layer {i}"), shape)).collect()
+            (0..layers).map(|i| device.float_buffer(format!("{what} cache of layer {i}"), shape)).collect()
         };
         KvCache {
             keys: buffers("key", [batch, heads, head_width, capacity]),
@@ -97,6 +98,23 @@ impl Tape {
                 limit: cache.keys.len(),
             });
         };
+        if self.gpu().is_some() {
+            let dtype = self.float();
+            let [keys, values] = [keys, values].map(|buffer| self.buffer_at(buffer));
+            let (keys, values) = (Arg::View(keys?, dtype), Arg::View(values?, dtype));
+            let out = self.alloc(q.len(), dtype);
+            if let Some(gpu) = self.gpu() {
+                let sizes = [tokens, heads, d, capacity, past].map(Arg::U32);
+                let new = [keys, values, self.view(k), self.view(v)];
+                let args = [&new[..], &sizes, &[Arg::U32(q.len())]].concat();
+                gpu.launch("cache_append", Grid::elements(q.len()), &args)?;
+                let tensors = [Arg::View(out.at(), dtype), self.view(q), keys, values];
+                let args = [&tensors[..], &sizes, &[Arg::F32(1.0 / (d as f32).sqrt())]].concat();
+                let grid = Grid { blocks: (batch * tokens * heads, 1), threads: 128, shared: 4 * capacity };
+                gpu.launch("cache_attention", grid, &args)?;
+            }
+            return Ok(self.push(out, q.shape(), dtype, false));
+        }
         self.with_buffer_mut::<f32, _>(keys, |tape, keys| {
             let k = tape.f32(k);
             for (index, row) in k.chunks_exact(width).enumerate() {
@@ -193,7 +211,7 @@ mod tests {
     fn any_portions_equal_the_whole_sequence() -> Result<()> {
         let (batch, time, heads, d) = (3, 23, 2, 6);
         let width = heads * d;
-        let device = Device::cpu(Some(2))?;
+        let device = Device::under_test(2)?;
         let inputs = ["q", "k", "v"].map(|name| device.buffer::<f32>(name, [batch, time, width]));
         for (i, input) in inputs.iter().enumerate() {
             input.write(&values(batch * time * width, i))?;
@@ -231,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_full_cache_and_a_missing_layer_are_errors() -> Result<()> {
-        let device = Device::cpu(Some(1))?;
+        let device = Device::under_test(1)?;
         let input = device.buffer::<f32>("x", [1, 3, 4]);
         let mut cache = KvCache::new(&device, 1, 1, 2, 2, 4);
         cache.advance(2);

@@ -1,5 +1,6 @@
 use super::Backward;
 use crate::cpu::{math, multiversion};
+use crate::cuda::{Arg, Grid};
 use crate::rng::open_unit;
 use crate::{DType, Error, Result, Tape, Tensor};
 
@@ -7,7 +8,7 @@ use crate::{DType, Error, Result, Tape, Tensor};
 pub(crate) struct LogProb {
     logits: Tensor,
     choices: Tensor,
-    /// softmax(logits)
+    /// softmax(logits); on a GPU the logarithm of its denominator.
     probabilities: Tensor,
     out: Tensor,
 }
@@ -31,6 +32,23 @@ impl Tape {
             return Err(Error::ShapeMismatch { op: OP, lhs: logits.shape(), rhs: choices.shape(), rule });
         }
         let actions = logits.shape().last();
+        if self.gpu().is_some() {
+            self.gpu_check_indices(OP, choices, 0, actions)?;
+            let probabilities = self.gpu_row_normalisers(logits)?;
+            let out = self.alloc(choices.len(), DType::F32);
+            if let Some(gpu) = self.gpu() {
+                let at = |tensor| Arg::At(self.at(tensor));
+                let tensors = [Arg::At(out.at()), self.view(logits), at(choices), at(probabilities)];
+                let args = [&tensors[..], &[Arg::U32(actions), Arg::U32(choices.len())]].concat();
+                gpu.launch("log_prob", Grid::elements(choices.len()), &args)?;
+            }
+            let needs_grad = self.needs_grad(logits);
+            let out = self.push(out, choices.shape(), DType::F32, needs_grad);
+            if needs_grad {
+                self.record(LogProb { logits, choices, probabilities, out });
+            }
+            return Ok(out);
+        }
         super::embedding::check_indices(OP, self.i32(choices), actions)?;
         let probabilities = self.probabilities(logits);
         let mut out = self.alloc(choices.len(), DType::F32);
@@ -56,12 +74,21 @@ impl Tape {
         const OP: &str = "entropy";
         self.check_f32(OP, &[logits])?;
         self.check_not_empty(OP, &[logits])?;
-        let probabilities = self.probabilities(logits);
         let (rows, actions) = (logits.shape().rows(), logits.shape().last());
         let mut out = self.alloc(rows, DType::F32);
-        let p = self.f32(probabilities);
-        for (out, line) in out.f32_mut().iter_mut().zip(p.chunks_exact(actions)) {
-            *out = -line.iter().map(|&p| p * log_or_zero(p)).sum::<f32>();
+        let probabilities = match self.gpu().is_some() {
+            true => self.gpu_row_normalisers(logits)?,
+            false => self.probabilities(logits),
+        };
+        if let Some(gpu) = self.gpu() {
+            let tensors = [Arg::At(out.at()), self.view(logits), Arg::At(self.at(probabilities))];
+            let args = [&tensors[..], &[Arg::U32(actions), Arg::U32(rows)]].concat();
+            gpu.launch("entropy", Grid::elements(rows), &args)?;
+        } else {
+            let p = self.f32(probabilities);
+            for (out, line) in out.f32_mut().iter_mut().zip(p.chunks_exact(actions)) {
+                *out = -line.iter().map(|&p| p * log_or_zero(p)).sum::<f32>();
+            }
         }
         let needs_grad = self.needs_grad(logits);
         let out = self.push(out, logits.shape().without_last(), DType::F32, needs_grad);
@@ -83,6 +110,13 @@ impl Tape {
         let site = self.next_site();
         let (rows, actions) = (logits.shape().rows(), logits.shape().last());
         let mut out = self.alloc(rows, DType::I32);
+        if let Some(gpu) = self.gpu() {
+            let sizes = [Arg::U32(rows), Arg::U32(actions), Arg::F32(temperature), self.state()];
+            let site = Arg::U32(site.number() as usize);
+            let args = [&[Arg::At(out.at()), self.view(logits)], &sizes[..], &[site]].concat();
+            gpu.launch("sample", Grid::warps(rows), &args)?;
+            return Ok(self.push(out, logits.shape().without_last(), DType::I32, false));
+        }
         let mut bits = self.alloc(rows * actions, DType::I32);
         let mut noisy = self.scratch(actions);
         site.fill(0, bits.all_mut::<u32>());
@@ -137,6 +171,17 @@ impl Backward for LogProb {
         let actions = self.logits.shape().last();
         if let Some(mut grad) = tape.grad(self.logits) {
             let accumulate = grad.accumulate;
+            if let Some(gpu) = tape.gpu() {
+                let at = |tensor| Arg::At(tape.at(tensor));
+                let tensors = [grad.view(), tape.view(self.logits), at(self.choices), at(self.probabilities)];
+                let (d, n) = (Arg::View(dy.at(), DType::F32), self.logits.len());
+                let args =
+                    [&tensors[..], &[d, Arg::U32(actions), Arg::U32(n), Arg::Flag(accumulate)]].concat();
+                gpu.launch("log_prob_gradient", Grid::elements(n), &args)?;
+                tape.put_grad(grad);
+                tape.give_back(dy);
+                return Ok(());
+            }
             let (p, choices) = (tape.f32(self.probabilities), tape.i32(self.choices));
             for (i, d) in grad.slice().iter_mut().enumerate() {
                 let row = i / actions;
@@ -157,6 +202,17 @@ impl Backward for Entropy {
         let actions = self.logits.shape().last();
         if let Some(mut grad) = tape.grad(self.logits) {
             let accumulate = grad.accumulate;
+            if let Some(gpu) = tape.gpu() {
+                let at = |tensor| Arg::At(tape.at(tensor));
+                let tensors = [grad.view(), tape.view(self.logits), at(self.probabilities), at(self.out)];
+                let (d, n) = (Arg::View(dy.at(), DType::F32), self.logits.len());
+                let args =
+                    [&tensors[..], &[d, Arg::U32(actions), Arg::U32(n), Arg::Flag(accumulate)]].concat();
+                gpu.launch("entropy_gradient", Grid::elements(n), &args)?;
+                tape.put_grad(grad);
+                tape.give_back(dy);
+                return Ok(());
+            }
             let (p, entropy) = (tape.f32(self.probabilities), tape.f32(self.out));
             for (i, d) in grad.slice().iter_mut().enumerate() {
                 let row = i / actions;
@@ -190,7 +246,7 @@ mod tests {
 
     #[test]
     fn log_probabilities_of_unlikely_choices_are_exact() -> Result<()> {
-        let device = Device::cpu(Some(1))?;
+        let device = Device::under_test(1)?;
         let logits = device.buffer::<f32>("logits", [1, 3]);
         logits.write(&[0.0f32, -300.0, 1.0])?;
         Stepper::new(&device, Key::new(0, 0)).run(|tape| {
@@ -205,7 +261,7 @@ mod tests {
 
     #[test]
     fn draws_follow_the_softmax_at_any_temperature() -> Result<()> {
-        let device = Device::cpu(Some(2))?;
+        let device = Device::under_test(2)?;
         let rows = 20_000;
         let logits = [0.3f32, -1.0, 1.2, 0.0];
         let buffer = device.buffer::<f32>("logits", [rows, 4]);
@@ -234,14 +290,14 @@ mod tests {
 
     #[test]
     fn bad_choices_and_temperatures_are_errors() -> Result<()> {
-        let device = Device::cpu(Some(1))?;
+        let device = Device::under_test(1)?;
         let buffer = device.buffer::<f32>("logits", [2, 3]);
         buffer.write(&values(6, 0))?;
         Stepper::new(&device, Key::new(0, 0)).run(|tape| {
             let logits = tape.buffer(&buffer)?;
             let choices = integers(tape, &[1, 3]);
             assert_eq!(
-                tape.log_prob(logits, choices).unwrap_err().to_string(),
+                tape.log_prob(logits, choices).and_then(|p| tape.read::<f32>(p)).unwrap_err().to_string(),
                 "log-probability: index 3 at position 1 is outside 0..3"
             );
             assert!(matches!(tape.sample(logits, -1.0), Err(Error::BadArgument { .. })));

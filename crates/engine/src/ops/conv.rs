@@ -3,6 +3,8 @@ use crate::cpu::{
     self, ConvShape, Epilogue, column_sums, column_sums_scratch_len, conv_forward, conv_input_gradient,
     conv_scratch_len, conv_weight_gradient, conv_weight_scratch_len,
 };
+use crate::cuda::{Arg, Convolution, Direction, Grid};
+use crate::memory::Block;
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// The two 3x3 convolutions there are.
@@ -72,19 +74,145 @@ impl Tape {
                 return Err(Error::ShapeMismatch { op: OP, lhs: result.into(), rhs: residual.shape(), rule });
             }
         }
-        let mut out = self.alloc(result.iter().product(), DType::F32);
-        let mut scratch = self.scratch(conv_scratch_len(&shape));
-        let epilogue = Epilogue { residual: residual.map(|r| self.f32(r)), relu };
-        let (xv, wv, bv) = (self.f32(x), self.f32(weight), self.f32(bias));
-        conv_forward(&shape, xv, wv, Some(bv), epilogue, out.f32_mut(), scratch.f32_mut());
-        self.give_back(scratch);
+        let dtype = self.float();
+        let mut out = self.alloc(result.iter().product(), dtype);
+        if self.gpu().is_some() {
+            self.gpu_conv(&shape, x, weight, bias, residual, relu, &out)?;
+        } else {
+            let mut scratch = self.scratch(conv_scratch_len(&shape));
+            let epilogue = Epilogue { residual: residual.map(|r| self.f32(r)), relu };
+            let (xv, wv, bv) = (self.f32(x), self.f32(weight), self.f32(bias));
+            conv_forward(&shape, xv, wv, Some(bv), epilogue, out.f32_mut(), scratch.f32_mut());
+            self.give_back(scratch);
+        }
         let needs_grad =
             self.any_needs_grad(&[x, weight, bias]) || residual.is_some_and(|r| self.needs_grad(r));
-        let out = self.push(out, result, DType::F32, needs_grad);
+        let out = self.push(out, result, dtype, needs_grad);
         if needs_grad {
             self.record(Conv { x, weight, bias, residual, relu, stride, out });
         }
         Ok(out)
+    }
+
+    fn gpu_conv(
+        &mut self,
+        shape: &ConvShape,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        residual: Option<Tensor>,
+        relu: bool,
+        out: &Block,
+    ) -> Result<()> {
+        let dtype = self.float();
+        let (input, weight) = (self.operand(x, dtype)?, self.operand(weight, dtype)?);
+        let padded = self.gpu_pad(shape, input.at)?;
+        if let Some(gpu) = self.gpu() {
+            let from = padded.as_ref().map_or(input.at, Block::at);
+            let conv = on_gpu(shape, dtype);
+            gpu.convolve(&conv, Direction::Forward, from, weight.at, out.at(), false)?;
+            let n = shape.batch * shape.out_height() * shape.out_width() * shape.outputs;
+            let (y, bias) = (Arg::View(out.at(), dtype), Arg::At(self.at(bias)));
+            let sizes = [Arg::U32(n), Arg::U32(shape.outputs), Arg::Flag(relu)];
+            let args = [&[y, bias, self.view_of(residual)], &sizes[..]].concat();
+            gpu.launch("finish_rows", Grid::elements(n), &args)?;
+        }
+        self.release(input);
+        self.release(weight);
+        padded.into_iter().for_each(|block| self.give_back(block));
+        Ok(())
+    }
+
+    /// For stride 2: a copy with one more row and column of zeros, since cuDNN pads both sides alike.
+    fn gpu_pad(&mut self, shape: &ConvShape, x: u64) -> Result<Option<Block>> {
+        if shape.stride == 1 {
+            return Ok(None);
+        }
+        let dtype = self.float();
+        let n = shape.batch * (shape.height + 1) * (shape.width + 1) * shape.inputs;
+        let padded = self.alloc(n, dtype);
+        if let Some(gpu) = self.gpu() {
+            let (to, from) = (Arg::View(padded.at(), dtype), Arg::View(x, dtype));
+            let sizes = [shape.height, shape.width, shape.inputs, n].map(Arg::U32);
+            gpu.launch("pad", Grid::elements(n), &[&[to, from], &sizes[..]].concat())?;
+        }
+        Ok(Some(padded))
+    }
+}
+
+/// The convolution as cuDNN is asked for it.
+fn on_gpu(shape: &ConvShape, dtype: DType) -> Convolution {
+    let more = shape.stride - 1;
+    Convolution {
+        batch: shape.batch,
+        height: shape.height + more,
+        width: shape.width + more,
+        inputs: shape.inputs,
+        outputs: shape.outputs,
+        stride: shape.stride,
+        dtype,
+    }
+}
+
+impl Conv {
+    fn gpu_backward(self, tape: &mut Tape, dy: Block) -> Result<()> {
+        let shape = conv_shape(self.x, self.weight, self.stride)?;
+        let dtype = self.out.dtype();
+        let conv = on_gpu(&shape, dtype);
+        let (n, d) = (self.out.len(), Arg::View(dy.at(), dtype));
+        if self.relu
+            && let Some(gpu) = tape.gpu()
+        {
+            gpu.launch("relu_gradient", Grid::elements(n), &[d, tape.view(self.out), Arg::U32(n)])?;
+        }
+        if let Some(dx) = tape.grad(self.x) {
+            let weight = tape.operand(self.weight, dtype)?;
+            let direct = shape.stride == 1 && dx.dtype() == dtype;
+            let len = conv.batch * conv.height * conv.width * conv.inputs;
+            let wide = (!direct).then(|| tape.alloc(len, dtype));
+            if let Some(gpu) = tape.gpu() {
+                let (to, accumulate) = match &wide {
+                    Some(wide) => (wide.at(), false),
+                    None => (dx.at(), dx.accumulate),
+                };
+                gpu.convolve(&conv, Direction::InputGradient, to, weight.at, dy.at(), accumulate)?;
+                if let Some(wide) = &wide {
+                    let (to, from) = (dx.view(), Arg::View(wide.at(), dtype));
+                    let (small, large) =
+                        ([shape.height, shape.width, shape.inputs], [conv.width, conv.height]);
+                    let sizes = [&small[..], &large, &[self.x.len()]].concat();
+                    let mut args = vec![to, from];
+                    args.extend(sizes.into_iter().map(Arg::U32));
+                    args.push(Arg::Flag(dx.accumulate));
+                    gpu.launch("crop", Grid::elements(self.x.len()), &args)?;
+                }
+            }
+            wide.into_iter().for_each(|block| tape.give_back(block));
+            tape.release(weight);
+            tape.put_grad(dx);
+        }
+        if let Some(dw) = tape.grad(self.weight) {
+            let x = tape.operand(self.x, dtype)?;
+            let padded = tape.gpu_pad(&shape, x.at)?;
+            // cuDNN writes weights in the type of the images; ours are added up in f32.
+            let narrow = tape.alloc(self.weight.len(), dtype);
+            if let Some(gpu) = tape.gpu() {
+                let from = padded.as_ref().map_or(x.at, Block::at);
+                gpu.convolve(&conv, Direction::WeightGradient, from, narrow.at(), dy.at(), false)?;
+                let (from, n) = (Arg::View(narrow.at(), dtype), self.weight.len());
+                let args = [dw.view(), from, Arg::U32(n), Arg::Flag(dw.accumulate)];
+                gpu.launch("copy", Grid::elements(n), &args)?;
+            }
+            tape.give_back(narrow);
+            padded.into_iter().for_each(|block| tape.give_back(block));
+            tape.release(x);
+            tape.put_grad(dw);
+        }
+        if let Some(db) = tape.grad(self.bias) {
+            tape.gpu_column_sums(d, self.out.shape().rows(), shape.outputs, db.view(), db.accumulate)?;
+            tape.put_grad(db);
+        }
+        tape.pass_on(self.residual, dy, dtype)
     }
 }
 
@@ -109,6 +237,9 @@ fn conv_shape(x: Tensor, weight: Tensor, stride: Stride) -> Result<ConvShape> {
 impl Backward for Conv {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(mut dy) = tape.take_grad(self.out) else { return Ok(()) };
+        if tape.gpu().is_some() {
+            return self.gpu_backward(tape, dy);
+        }
         let shape = conv_shape(self.x, self.weight, self.stride)?;
         if self.relu {
             const CHUNK: usize = 1 << 14;
@@ -137,11 +268,7 @@ impl Backward for Conv {
             tape.put_grad(db);
         }
         tape.give_back(scratch);
-        match self.residual {
-            Some(residual) => tape.hand_grad(residual, dy),
-            None => tape.give_back(dy),
-        }
-        Ok(())
+        tape.pass_on(self.residual, dy, DType::F32)
     }
 }
 

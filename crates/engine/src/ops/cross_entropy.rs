@@ -1,5 +1,6 @@
 use super::Backward;
 use crate::cpu::{self, math, multiversion};
+use crate::cuda::{Arg, Grid, parts};
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// Mean cross-entropy of softmax(logits) with integer labels.
@@ -27,6 +28,9 @@ impl Tape {
             return Err(Error::ShapeMismatch { op: OP, lhs: logits.shape(), rhs: labels.shape(), rule });
         }
         let (rows, classes) = (logits.shape().rows(), logits.shape().last());
+        if self.gpu().is_some() {
+            return self.gpu_cross_entropy(logits, labels);
+        }
         let labels_v = self.i32(labels);
         if let Some(position) = labels_v.iter().position(|&l| l >= classes as i32) {
             let index = i64::from(labels_v[position]);
@@ -62,6 +66,30 @@ impl Tape {
         }
         Ok(out)
     }
+
+    fn gpu_cross_entropy(&mut self, logits: Tensor, labels: Tensor) -> Result<Tensor> {
+        let (rows, classes) = (logits.shape().rows(), logits.shape().last());
+        self.gpu_check_indices(OP, labels, i32::MIN, classes)?;
+        let normaliser = self.gpu_row_normalisers(logits)?;
+        let (out, counted) = (self.alloc(1, DType::F32), self.alloc(1, DType::F32));
+        let count = parts(rows);
+        let sums = self.scratch(4 * count);
+        if let Some(gpu) = self.gpu() {
+            let tensors = [self.view(logits), Arg::At(self.at(labels)), Arg::At(self.at(normaliser))];
+            let args = [&tensors[..], &[Arg::At(sums.at()), Arg::U32(rows), Arg::U32(classes)]].concat();
+            gpu.launch("cross_entropy", Grid::blocks(count), &args)?;
+            let args = [Arg::At(sums.at()), Arg::U32(count), Arg::At(out.at()), Arg::At(counted.at())];
+            gpu.launch("mean_of_parts", Grid::blocks(1), &args)?;
+        }
+        self.give_back(sums);
+        let needs_grad = self.needs_grad(logits);
+        let counted = self.push(counted, [1], DType::F32, false);
+        let out = self.push(out, [], DType::F32, needs_grad);
+        if needs_grad {
+            self.record(CrossEntropy { logits, labels, normaliser, counted, out });
+        }
+        Ok(out)
+    }
 }
 
 impl Backward for CrossEntropy {
@@ -70,6 +98,17 @@ impl Backward for CrossEntropy {
         let classes = self.logits.shape().last();
         if let Some(mut grad) = tape.grad(self.logits) {
             let accumulate = grad.accumulate;
+            if let Some(gpu) = tape.gpu() {
+                let at = |tensor| Arg::At(tape.at(tensor));
+                let tensors = [grad.view(), tape.view(self.logits), at(self.labels), at(self.normaliser)];
+                let n = self.logits.len();
+                let rest = [at(self.counted), Arg::At(dy.at()), Arg::U32(classes), Arg::U32(n)];
+                let args = [&tensors[..], &rest, &[Arg::Flag(accumulate)]].concat();
+                gpu.launch("cross_entropy_gradient", Grid::elements(n), &args)?;
+                tape.put_grad(grad);
+                tape.give_back(dy);
+                return Ok(());
+            }
             let weight = dy.f32()[0] / tape.f32(self.counted)[0].max(1.0);
             let (logits, labels) = (tape.f32(self.logits), tape.i32(self.labels));
             let normaliser = tape.f32(self.normaliser);
@@ -134,7 +173,7 @@ mod tests {
 
     #[test]
     fn ignored_rows_do_not_count_and_nan_and_huge_logits_keep_their_meaning() -> Result<()> {
-        let device = Device::cpu(Some(1))?;
+        let device = Device::under_test(1)?;
         let buffer = device.buffer::<f32>("logits", [3, 4]);
         buffer.write(&[1e4f32, 0.0, 0.0, -1e4, 0.0, 0.0, 0.0, 0.0, f32::NAN, 0.0, 0.0, 0.0])?;
         Stepper::new(&device, Key::new(0, 0)).run(|tape| {
@@ -154,14 +193,14 @@ mod tests {
 
     #[test]
     fn bad_labels_are_errors() -> Result<()> {
-        let device = Device::cpu(Some(1))?;
+        let device = Device::under_test(1)?;
         let buffer = device.buffer::<f32>("logits", [2, 3]);
         buffer.write(&values(6, 0))?;
         Stepper::new(&device, Key::new(0, 0)).run(|tape| {
             let logits = tape.buffer(&buffer)?;
             let given = integers(tape, &[0, 3]);
             assert_eq!(
-                tape.cross_entropy(logits, given).unwrap_err().to_string(),
+                tape.cross_entropy(logits, given).and_then(|l| tape.read::<f32>(l)).unwrap_err().to_string(),
                 "cross-entropy: index 3 at position 1 is outside 0..3"
             );
             let given = integers(tape, &[0, 1, 2]);

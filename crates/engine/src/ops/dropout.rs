@@ -1,8 +1,8 @@
 use super::Backward;
 use crate::cpu::{self, multiversion};
-use crate::memory::Block;
+use crate::cuda::{Arg, Gpu, Grid};
 use crate::rng::{BATCH, Site, unit};
-use crate::{DType, Error, Result, Tape, Tensor};
+use crate::{Error, Result, Tape, Tensor};
 
 /// x * mask / (1 - rate), plus a residual. The mask is drawn again for the gradient, not stored.
 pub(crate) struct Dropout {
@@ -59,18 +59,24 @@ impl Tape {
                 None => Ok(x),
             };
         }
-        let mut out = self.alloc(x.len(), DType::F32);
-        let (xv, rv) = (self.f32(x), residual.map(|r| self.f32(r)));
-        cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
-            let range = i * CHUNK..i * CHUNK + out.len();
-            match rv {
-                Some(residual) => out.copy_from_slice(&residual[range.clone()]),
-                None => out.fill(0.0),
-            }
-            add_dropped(site, range.start, rate, &xv[range], out);
-        });
+        let dtype = residual.map_or(x.dtype(), |r| self.joint(&[x, r]));
+        let mut out = self.alloc(x.len(), dtype);
+        if let Some(gpu) = self.gpu() {
+            let to = Arg::View(out.at(), dtype);
+            launch(gpu, to, self.view(x), self.view_of(residual), x.len(), rate, self.state(), site, false)?;
+        } else {
+            let (xv, rv) = (self.f32(x), residual.map(|r| self.f32(r)));
+            cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
+                let range = i * CHUNK..i * CHUNK + out.len();
+                match rv {
+                    Some(residual) => out.copy_from_slice(&residual[range.clone()]),
+                    None => out.fill(0.0),
+                }
+                add_dropped(site, range.start, rate, &xv[range], out);
+            });
+        }
         let needs_grad = self.needs_grad(x) || residual.is_some_and(|r| self.needs_grad(r));
-        let out = self.push(out, x.shape(), DType::F32, needs_grad);
+        let out = self.push(out, x.shape(), dtype, needs_grad);
         if needs_grad {
             self.record(Dropout { x, residual, rate, site, out });
         }
@@ -83,25 +89,38 @@ impl Backward for Dropout {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
         if let Some(mut dx) = tape.grad(self.x) {
             let accumulate = dx.accumulate;
-            cpu::chunks_mut(dx.slice(), CHUNK, |i, dx| {
-                if !accumulate {
-                    dx.fill(0.0);
-                }
-                let range = i * CHUNK..i * CHUNK + dx.len();
-                add_dropped(self.site, range.start, self.rate, &dy.f32()[range], dx);
-            });
+            if let Some(gpu) = tape.gpu() {
+                let (n, d) = (self.x.len(), Arg::View(dy.at(), self.out.dtype()));
+                let state = tape.state();
+                launch(gpu, dx.view(), d, Arg::NOTHING, n, self.rate, state, self.site, accumulate)?;
+            } else {
+                cpu::chunks_mut(dx.slice(), CHUNK, |i, dx| {
+                    if !accumulate {
+                        dx.fill(0.0);
+                    }
+                    let range = i * CHUNK..i * CHUNK + dx.len();
+                    add_dropped(self.site, range.start, self.rate, &dy.f32()[range], dx);
+                });
+            }
             tape.put_grad(dx);
         }
-        pass_on(tape, self.residual, dy);
-        Ok(())
+        tape.pass_on(self.residual, dy, self.out.dtype())
     }
 }
 
-fn pass_on(tape: &mut Tape, residual: Option<Tensor>, dy: Block) {
-    match residual {
-        Some(residual) => tape.hand_grad(residual, dy),
-        None => tape.give_back(dy),
-    }
+fn launch(
+    gpu: &Gpu,
+    out: Arg,
+    x: Arg,
+    residual: Arg,
+    n: usize,
+    rate: f32,
+    state: Arg,
+    site: Site,
+    add: bool,
+) -> Result<()> {
+    let draw = [Arg::F32(rate), state, Arg::U32(site.number() as usize), Arg::Flag(add)];
+    gpu.launch("dropout", Grid::elements(n), &[&[out, x, residual, Arg::U32(n)], &draw[..]].concat())
 }
 
 /// out += x * mask / (1 - rate), for elements `start..` of the draw.

@@ -1,4 +1,5 @@
 use super::Backward;
+use crate::cuda::{Arg, Grid};
 use crate::tape::add_or_set;
 use crate::{DType, Error, Result, Tape, Tensor};
 
@@ -36,15 +37,24 @@ impl Tape {
         let &[rows, width] = table.dims() else {
             return Err(Error::BadShape { op: OP, shape: table.shape(), rule: "a table is [V, D]" });
         };
-        check_indices(OP, self.i32(indices), rows)?;
         let shape = indices.shape().appended(width)?;
-        let mut out = self.alloc(shape.len(), DType::F32);
-        let (table_v, indices_v) = (self.f32(table), self.i32(indices));
-        for (out, &index) in out.f32_mut().chunks_exact_mut(width).zip(indices_v) {
-            out.copy_from_slice(&table_v[index as usize * width..][..width]);
+        let dtype = self.float();
+        let mut out = self.alloc(shape.len(), dtype);
+        if let Some(gpu) = self.gpu() {
+            self.gpu_check_indices(OP, indices, 0, rows)?;
+            let (to, n) = (Arg::View(out.at(), dtype), shape.len());
+            let sizes = [width, rows, n].map(Arg::U32);
+            let args = [&[to, self.view(table), Arg::At(self.at(indices))], &sizes[..]].concat();
+            gpu.launch("gather", Grid::elements(n), &args)?;
+        } else {
+            let (table_v, indices_v) = (self.f32(table), self.i32(indices));
+            check_indices(OP, indices_v, rows)?;
+            for (out, &index) in out.f32_mut().chunks_exact_mut(width).zip(indices_v) {
+                out.copy_from_slice(&table_v[index as usize * width..][..width]);
+            }
         }
         let needs_grad = self.needs_grad(table);
-        let out = self.push(out, shape, DType::F32, needs_grad);
+        let out = self.push(out, shape, dtype, needs_grad);
         if needs_grad {
             self.record(Embedding { table, indices, out });
         }
@@ -67,14 +77,21 @@ impl Tape {
         if end > limit {
             return Err(Error::RangeOutOfBounds { op: OP, start, end, limit });
         }
-        let mut out = self.alloc(x.len(), DType::F32);
-        out.f32_mut().copy_from_slice(self.f32(x));
-        let positions = &self.f32(table)[start * width..(start + time) * width];
-        for line in out.f32_mut().chunks_exact_mut((time * width).max(1)) {
-            line.iter_mut().zip(positions).for_each(|(o, p)| *o += p);
+        let dtype = self.float();
+        let mut out = self.alloc(x.len(), dtype);
+        if let Some(gpu) = self.gpu() {
+            let tensors = [Arg::View(out.at(), dtype), self.view(x), self.view(table)];
+            let sizes = [start * width, time * width, x.len()].map(Arg::U32);
+            gpu.launch("add_positions", Grid::elements(x.len()), &[&tensors[..], &sizes].concat())?;
+        } else {
+            out.f32_mut().copy_from_slice(self.f32(x));
+            let positions = &self.f32(table)[start * width..(start + time) * width];
+            for line in out.f32_mut().chunks_exact_mut((time * width).max(1)) {
+                line.iter_mut().zip(positions).for_each(|(o, p)| *o += p);
+            }
         }
         let needs_grad = self.any_needs_grad(&[x, table]);
-        let out = self.push(out, x.shape(), DType::F32, needs_grad);
+        let out = self.push(out, x.shape(), dtype, needs_grad);
         if needs_grad {
             self.record(AddPositions { x, table, start, out });
         }
@@ -86,6 +103,19 @@ impl Backward for Embedding {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
         let width = self.table.shape().last();
+        if tape.gpu().is_some() {
+            let entries = self.table.dims()[0];
+            let d = Arg::View(dy.at(), self.out.dtype());
+            let (parts, splits) = tape.gpu_scatter(d, self.indices, entries, width)?;
+            if let Some(grad) = tape.grad(self.table) {
+                let columns = entries * width;
+                tape.gpu_join_columns(grad.view(), &parts, 0, splits, columns, columns, grad.accumulate)?;
+                tape.put_grad(grad);
+            }
+            tape.give_back(parts);
+            tape.give_back(dy);
+            return Ok(());
+        }
         if let Some(mut grad) = tape.grad(self.table) {
             let accumulate = grad.accumulate;
             let indices = tape.i32(self.indices);
@@ -111,18 +141,27 @@ impl Backward for AddPositions {
         let (time, width) = (self.x.dims()[1], self.x.dims()[2]);
         if let Some(mut grad) = tape.grad(self.table) {
             let accumulate = grad.accumulate;
-            let table = grad.slice();
-            if !accumulate {
-                table.fill(0.0);
-            }
-            let rows = &mut table[self.start * width..(self.start + time) * width];
-            for line in dy.f32().chunks_exact((time * width).max(1)) {
-                add_or_set(rows, line, true);
+            if let Some(gpu) = tape.gpu() {
+                let (size, columns) = (grad.dtype().size(), time * width);
+                if !accumulate {
+                    gpu.fill_bytes(grad.at(), 0, self.table.len() * size);
+                }
+                let rows = Arg::View(grad.at() + (self.start * width * size) as u64, grad.dtype());
+                let d = Arg::View(dy.at(), self.out.dtype());
+                tape.gpu_column_sums(d, self.x.dims()[0], columns, rows, true)?;
+            } else {
+                let table = grad.slice();
+                if !accumulate {
+                    table.fill(0.0);
+                }
+                let rows = &mut table[self.start * width..(self.start + time) * width];
+                for line in dy.f32().chunks_exact((time * width).max(1)) {
+                    add_or_set(rows, line, true);
+                }
             }
             tape.put_grad(grad);
         }
-        tape.hand_grad(self.x, dy);
-        Ok(())
+        tape.hand_grad(self.x, dy, self.out.dtype())
     }
 }
 

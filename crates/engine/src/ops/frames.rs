@@ -1,27 +1,41 @@
 use crate::cpu;
+use crate::cuda::{Arg, Grid};
 use crate::{DType, Result, Tape, Tensor};
 
 impl Tape {
     /// Bytes to numbers: x * scale + shift. 1/255 and 0 give [0, 1]; 2/255 and -1 give [-1, 1].
     pub fn frames(&mut self, x: Tensor, scale: f32, shift: f32) -> Result<Tensor> {
         self.check("frames", x, DType::U8)?;
-        let mut out = self.alloc(x.len(), DType::F32);
-        let bytes = self.u8(x);
-        const CHUNK: usize = 1 << 14;
-        cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
-            for (o, b) in out.iter_mut().zip(&bytes[i * CHUNK..]) {
-                *o = f32::from(*b) * scale + shift;
-            }
-        });
-        Ok(self.push(out, x.shape(), DType::F32, false))
+        let dtype = self.float();
+        let mut out = self.alloc(x.len(), dtype);
+        if let Some(gpu) = self.gpu() {
+            let (to, from) = (Arg::View(out.at(), dtype), Arg::At(self.at(x)));
+            let args = [to, from, Arg::U32(x.len()), Arg::F32(scale), Arg::F32(shift)];
+            gpu.launch("from_bytes", Grid::elements(x.len()), &args)?;
+        } else {
+            let bytes = self.u8(x);
+            const CHUNK: usize = 1 << 14;
+            cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
+                for (o, b) in out.iter_mut().zip(&bytes[i * CHUNK..]) {
+                    *o = f32::from(*b) * scale + shift;
+                }
+            });
+        }
+        Ok(self.push(out, x.shape(), dtype, false))
     }
 
     /// Integers (classes, flags) to numbers: x * scale + shift.
     pub fn integers(&mut self, x: Tensor, scale: f32, shift: f32) -> Result<Tensor> {
         self.check("integers", x, DType::I32)?;
         let mut out = self.alloc(x.len(), DType::F32);
-        for (o, x) in out.f32_mut().iter_mut().zip(self.i32(x)) {
-            *o = *x as f32 * scale + shift;
+        if let Some(gpu) = self.gpu() {
+            let (to, from) = (Arg::View(out.at(), DType::F32), Arg::At(self.at(x)));
+            let args = [to, from, Arg::U32(x.len()), Arg::F32(scale), Arg::F32(shift)];
+            gpu.launch("from_integers", Grid::elements(x.len()), &args)?;
+        } else {
+            for (o, x) in out.f32_mut().iter_mut().zip(self.i32(x)) {
+                *o = *x as f32 * scale + shift;
+            }
         }
         Ok(self.push(out, x.shape(), DType::F32, false))
     }
@@ -33,7 +47,7 @@ mod tests {
 
     #[test]
     fn bytes_become_numbers_in_either_range() -> Result<()> {
-        let device = Device::cpu(Some(1))?;
+        let device = Device::under_test(1)?;
         let buffer = device.buffer::<u8>("frames", [256]);
         let bytes: Vec<u8> = (0..=255).collect();
         buffer.write(&bytes)?;

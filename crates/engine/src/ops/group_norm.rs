@@ -1,5 +1,7 @@
 use super::Backward;
 use crate::cpu::{self, math, multiversion};
+use crate::cuda::{Arg, Grid};
+use crate::memory::Block;
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// Group normalisation over NHWC images, optionally followed by swish (x * sigmoid(x)) in the same pass.
@@ -43,45 +45,157 @@ impl Tape {
             }
         }
         let image = height * width * channels;
-        let mut out = self.alloc(x.len(), DType::F32);
+        let dtype = self.float();
+        let mut out = self.alloc(x.len(), dtype);
         let mut statistics = self.alloc(batch * 2 * channels, DType::F32);
-        let mut scratch = self.scratch(batch * 2 * channels);
-        let (xv, gain_v, shift_v) = (self.f32(x), self.f32(gain), self.f32(shift));
-        cpu::chunks2_mut_of(
-            x.len(),
-            (statistics.f32_mut(), 2 * channels),
-            (scratch.f32_mut(), 2 * channels),
-            |b, statistics, sums| {
-                let x = &xv[b * image..(b + 1) * image];
-                measure(x, channels, sums);
-                group_statistics(sums, &x[..channels], height * width, groups, epsilon, statistics);
-            },
-        );
-        let statistics_v = statistics.f32();
-        cpu::chunks2_mut((out.f32_mut(), image), (scratch.f32_mut(), 2 * channels), |b, out, line| {
-            // y = x * scale + offset per channel
-            let (scale, offset) = line.split_at_mut(channels);
-            let (mean, inverse) = statistics_v[b * 2 * channels..][..2 * channels].split_at(channels);
-            for c in 0..channels {
-                scale[c] = inverse[c] * gain_v[c];
-                offset[c] = shift_v[c] - mean[c] * scale[c];
+        if self.gpu().is_some() {
+            self.gpu_group_statistics(x, groups, epsilon, &statistics)?;
+            if let Some(gpu) = self.gpu() {
+                let (to, statistics) = (Arg::View(out.at(), dtype), Arg::At(statistics.at()));
+                let (gain, shift) = (Arg::At(self.at(gain)), Arg::At(self.at(shift)));
+                let sizes = [Arg::U32(image), Arg::U32(channels), Arg::Flag(swish), Arg::U32(x.len())];
+                let args = [&[to, self.view(x), statistics, gain, shift], &sizes[..]].concat();
+                gpu.launch("group_norm", Grid::elements(x.len()), &args)?;
             }
-            normalise(&xv[b * image..(b + 1) * image], scale, offset, swish, out);
-        });
-        self.give_back(scratch);
+        } else {
+            let mut scratch = self.scratch(batch * 2 * channels);
+            let (xv, gain_v, shift_v) = (self.f32(x), self.f32(gain), self.f32(shift));
+            cpu::chunks2_mut_of(
+                x.len(),
+                (statistics.f32_mut(), 2 * channels),
+                (scratch.f32_mut(), 2 * channels),
+                |b, statistics, sums| {
+                    let x = &xv[b * image..(b + 1) * image];
+                    measure(x, channels, sums);
+                    group_statistics(sums, &x[..channels], height * width, groups, epsilon, statistics);
+                },
+            );
+            let statistics_v = statistics.f32();
+            cpu::chunks2_mut((out.f32_mut(), image), (scratch.f32_mut(), 2 * channels), |b, out, line| {
+                // y = x * scale + offset per channel
+                let (scale, offset) = line.split_at_mut(channels);
+                let (mean, inverse) = statistics_v[b * 2 * channels..][..2 * channels].split_at(channels);
+                for c in 0..channels {
+                    scale[c] = inverse[c] * gain_v[c];
+                    offset[c] = shift_v[c] - mean[c] * scale[c];
+                }
+                normalise(&xv[b * image..(b + 1) * image], scale, offset, swish, out);
+            });
+            self.give_back(scratch);
+        }
         let needs_grad = self.any_needs_grad(&[x, gain, shift]);
         let statistics = self.push(statistics, [batch, 2, channels], DType::F32, false);
-        let out = self.push(out, x.shape(), DType::F32, needs_grad);
+        let out = self.push(out, x.shape(), dtype, needs_grad);
         if needs_grad {
             self.record(GroupNorm { x, gain, shift, swish, statistics, groups, out });
         }
         Ok(out)
+    }
+
+    fn gpu_group_statistics(
+        &mut self,
+        x: Tensor,
+        groups: usize,
+        epsilon: f32,
+        statistics: &Block,
+    ) -> Result<()> {
+        let sums = Sums::of(x);
+        let parts = self.scratch(sums.len());
+        if let Some(gpu) = self.gpu() {
+            let sizes = [sums.pixels, sums.channels, sums.splits].map(Arg::U32);
+            let args = [&[self.view(x), Arg::At(parts.at())], &sizes[..]].concat();
+            gpu.launch("group_norm_sums", sums.grid(), &args)?;
+            let (n, statistics) = (sums.batch * groups, Arg::At(statistics.at()));
+            let rest = [Arg::U32(groups), Arg::F32(epsilon), Arg::U32(n)];
+            let args = [&[self.view(x), Arg::At(parts.at()), statistics], &sizes[..], &rest].concat();
+            gpu.launch("group_norm_statistics", Grid::blocks(n.div_ceil(256)), &args)?;
+        }
+        self.give_back(parts);
+        Ok(())
+    }
+}
+
+/// How sums over the pixels of each image and channel are spread over a GPU.
+struct Sums {
+    batch: usize,
+    pixels: usize,
+    channels: usize,
+    /// Blocks per image.
+    splits: usize,
+}
+
+impl Sums {
+    fn of(x: Tensor) -> Sums {
+        let dims = x.dims();
+        let (batch, pixels, channels) = (dims[0], dims[1] * dims[2], dims[3]);
+        Sums { batch, pixels, channels, splits: 1056usize.div_ceil(batch).min(pixels.div_ceil(64)) }
+    }
+
+    fn len(&self) -> usize {
+        self.batch * self.splits * 2 * self.channels
+    }
+
+    fn grid(&self) -> Grid {
+        // A thread keeps to its four channels, so the block is a whole number of pixels.
+        let quads = self.channels.div_ceil(4);
+        let threads = if quads <= 256 { 256 / quads * quads } else { quads.min(1024) };
+        Grid { blocks: (self.batch * self.splits, 1), threads, shared: 2 * threads * 16 }
+    }
+}
+
+impl GroupNorm {
+    fn gpu_backward(self, tape: &mut Tape, dy: Block) -> Result<()> {
+        let sums = Sums::of(self.x);
+        let (batch, channels, n) = (sums.batch, sums.channels, self.x.len());
+        let parts = tape.scratch(sums.len());
+        let factors = tape.scratch(batch * 3 * channels);
+        let shares = tape.scratch(batch * 2 * channels);
+        let d = Arg::View(dy.at(), self.out.dtype());
+        let statistics = Arg::At(tape.at(self.statistics));
+        let (gain, shift) = (Arg::At(tape.at(self.gain)), Arg::At(tape.at(self.shift)));
+        let swish = Arg::Flag(self.swish);
+        if let Some(gpu) = tape.gpu() {
+            let sizes = [sums.pixels, channels, sums.splits].map(Arg::U32);
+            let tensors = [tape.view(self.x), d, statistics, gain, shift, Arg::At(parts.at())];
+            let args = [&tensors[..], &sizes, &[swish]].concat();
+            gpu.launch("group_norm_gradient_sums", sums.grid(), &args)?;
+            let tensors =
+                [Arg::At(parts.at()), statistics, gain, Arg::At(factors.at()), Arg::At(shares.at())];
+            let groups = [Arg::U32(self.groups), Arg::U32(batch * self.groups)];
+            let args = [&tensors[..], &sizes, &groups].concat();
+            gpu.launch("group_norm_factors", Grid::blocks((batch * self.groups).div_ceil(256)), &args)?;
+        }
+        if let Some(dx) = tape.grad(self.x) {
+            if let Some(gpu) = tape.gpu() {
+                let tensors =
+                    [dx.view(), tape.view(self.x), d, statistics, gain, shift, Arg::At(factors.at())];
+                let image = sums.pixels * channels;
+                let sizes =
+                    [Arg::U32(image), Arg::U32(channels), swish, Arg::U32(n), Arg::Flag(dx.accumulate)];
+                gpu.launch("group_norm_gradient", Grid::elements(n), &[&tensors[..], &sizes].concat())?;
+            }
+            tape.put_grad(dx);
+        }
+        for (part, parameter) in [(0, self.shift), (1, self.gain)] {
+            if let Some(grad) = tape.grad(parameter) {
+                let (first, stride) = (part * channels, 2 * channels);
+                tape.gpu_join_columns(grad.view(), &shares, first, batch, stride, channels, grad.accumulate)?;
+                tape.put_grad(grad);
+            }
+        }
+        for block in [parts, factors, shares, dy] {
+            tape.give_back(block);
+        }
+        Ok(())
     }
 }
 
 impl Backward for GroupNorm {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(mut dy) = tape.take_grad(self.out) else { return Ok(()) };
+        if tape.gpu().is_some() {
+            return self.gpu_backward(tape, dy);
+        }
         let &[batch, height, width, channels] = self.x.dims() else { return Ok(()) };
         let image = height * width * channels;
         // Per image: sums over pixels of du and of du * xhat, the parts of the gradients of shift and gain.

@@ -1,5 +1,6 @@
 //! Labels of sequences, made where they are: padding out, one position on.
 
+use crate::cuda::{Arg, Grid};
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// A label that no loss counts.
@@ -17,9 +18,16 @@ impl Tape {
         }
         let each = labels.len() / mask.len().max(1);
         let mut out = self.alloc(labels.len(), DType::I32);
-        let (labels_v, mask_v) = (self.i32(labels), self.i32(mask));
-        for (i, (out, label)) in out.all_mut::<i32>().iter_mut().zip(labels_v).enumerate() {
-            *out = if mask_v[i / each] != 0 { *label } else { IGNORED };
+        if let Some(gpu) = self.gpu() {
+            let n = labels.len();
+            let at = |tensor| Arg::At(self.at(tensor));
+            let args = [Arg::At(out.at()), at(labels), at(mask), Arg::U32(each), Arg::U32(n)];
+            gpu.launch("mask_labels", Grid::elements(n), &args)?;
+        } else {
+            let (labels_v, mask_v) = (self.i32(labels), self.i32(mask));
+            for (i, (out, label)) in out.all_mut::<i32>().iter_mut().zip(labels_v).enumerate() {
+                *out = if mask_v[i / each] != 0 { *label } else { IGNORED };
+            }
         }
         Ok(self.push(out, labels.shape(), DType::I32, false))
     }
@@ -33,10 +41,16 @@ impl Tape {
             return Err(Error::BadShape { op: OP, shape: labels.shape(), rule: "labels are [.., T]" });
         }
         let mut out = self.alloc(labels.len(), DType::I32);
-        let rows = out.all_mut::<i32>().chunks_exact_mut(time).zip(self.i32(labels).chunks_exact(time));
-        for (out, row) in rows {
-            out[..time - 1].copy_from_slice(&row[1..]);
-            out[time - 1] = IGNORED;
+        if let Some(gpu) = self.gpu() {
+            let n = labels.len();
+            let args = [Arg::At(out.at()), Arg::At(self.at(labels)), Arg::U32(time), Arg::U32(n)];
+            gpu.launch("shift_labels", Grid::elements(n), &args)?;
+        } else {
+            let rows = out.all_mut::<i32>().chunks_exact_mut(time).zip(self.i32(labels).chunks_exact(time));
+            for (out, row) in rows {
+                out[..time - 1].copy_from_slice(&row[1..]);
+                out[time - 1] = IGNORED;
+            }
         }
         Ok(self.push(out, labels.shape(), DType::I32, false))
     }
@@ -50,7 +64,7 @@ mod tests {
 
     #[test]
     fn padding_is_ignored_and_the_next_label_predicted() -> Result<()> {
-        let device = Device::cpu(Some(1))?;
+        let device = Device::under_test(1)?;
         Stepper::new(&device, Key::new(0, 0)).run(|tape| {
             let labels = integers(tape, &[1, 2, 3, 4, 5, 6]);
             let labels = tape.reshape(labels, [3, 2])?;

@@ -1,6 +1,8 @@
 use super::Backward;
 use crate::cpu::math::lane_sum;
 use crate::cpu::{self, multiversion};
+use crate::cuda::{Arg, Grid};
+use crate::memory::Block;
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// Normalisation of each row.
@@ -30,25 +32,34 @@ impl Tape {
                 return Err(Error::ShapeMismatch { op: OP, lhs: x.shape(), rhs: parameter.shape(), rule });
             }
         }
-        let mut out = self.alloc(x.len(), DType::F32);
+        let dtype = self.float();
+        let mut out = self.alloc(x.len(), dtype);
         let mut statistics = self.alloc(2 * rows, DType::F32);
-        let (xv, gain_v, shift_v) = (self.f32(x), self.f32(gain), self.f32(shift));
-        cpu::chunks2_mut(
-            (out.f32_mut(), ROWS * width),
-            (statistics.f32_mut(), 2 * ROWS),
-            |i, out, statistics| {
-                let x = &xv[i * ROWS * width..];
-                for (r, (out, statistics)) in
-                    out.chunks_exact_mut(width).zip(statistics.chunks_exact_mut(2)).enumerate()
-                {
-                    let x = &x[r * width..(r + 1) * width];
-                    (statistics[0], statistics[1]) = normalise(x, gain_v, shift_v, epsilon, out);
-                }
-            },
-        );
+        if let Some(gpu) = self.gpu() {
+            let (to, statistics) = (Arg::View(out.at(), dtype), Arg::At(statistics.at()));
+            let (gain, shift) = (Arg::At(self.at(gain)), Arg::At(self.at(shift)));
+            let sizes = [Arg::U32(rows), Arg::U32(width), Arg::F32(epsilon)];
+            let args = [&[to, statistics, self.view(x), gain, shift], &sizes[..]].concat();
+            gpu.launch("layer_norm", Grid::warps(rows), &args)?;
+        } else {
+            let (xv, gain_v, shift_v) = (self.f32(x), self.f32(gain), self.f32(shift));
+            cpu::chunks2_mut(
+                (out.f32_mut(), ROWS * width),
+                (statistics.f32_mut(), 2 * ROWS),
+                |i, out, statistics| {
+                    let x = &xv[i * ROWS * width..];
+                    for (r, (out, statistics)) in
+                        out.chunks_exact_mut(width).zip(statistics.chunks_exact_mut(2)).enumerate()
+                    {
+                        let x = &x[r * width..(r + 1) * width];
+                        (statistics[0], statistics[1]) = normalise(x, gain_v, shift_v, epsilon, out);
+                    }
+                },
+            );
+        }
         let needs_grad = self.any_needs_grad(&[x, gain, shift]);
         let statistics = self.push(statistics, [rows, 2], DType::F32, false);
-        let out = self.push(out, x.shape(), DType::F32, needs_grad);
+        let out = self.push(out, x.shape(), dtype, needs_grad);
         if needs_grad {
             self.record(LayerNorm { x, gain, shift, statistics, out });
         }
@@ -56,9 +67,47 @@ impl Tape {
     }
 }
 
+impl LayerNorm {
+    fn gpu_backward(self, tape: &mut Tape, dy: Block) -> Result<()> {
+        let (rows, width) = (self.x.shape().rows(), self.x.shape().last());
+        let blocks = rows.div_ceil(32).clamp(1, 264);
+        let parts = tape.scratch(blocks * 2 * width);
+        let (d, sizes) = (Arg::View(dy.at(), self.out.dtype()), [Arg::U32(rows), Arg::U32(width)]);
+        let statistics = Arg::At(tape.at(self.statistics));
+        if let Some(gpu) = tape.gpu() {
+            let args = [&[tape.view(self.x), d, statistics, Arg::At(parts.at())], &sizes[..]].concat();
+            let threads = width.next_multiple_of(32).min(256);
+            gpu.launch("layer_norm_shares", Grid { threads, ..Grid::blocks(blocks) }, &args)?;
+        }
+        if let Some(dx) = tape.grad(self.x) {
+            if let Some(gpu) = tape.gpu() {
+                let gain = Arg::At(tape.at(self.gain));
+                let add = Arg::Flag(dx.accumulate);
+                let args =
+                    [&[dx.view(), tape.view(self.x), d, statistics, gain], &sizes[..], &[add]].concat();
+                gpu.launch("layer_norm_gradient", Grid::warps(rows), &args)?;
+            }
+            tape.put_grad(dx);
+        }
+        for (part, parameter) in [(0, self.shift), (1, self.gain)] {
+            if let Some(grad) = tape.grad(parameter) {
+                let (first, stride) = (part * width, 2 * width);
+                tape.gpu_join_columns(grad.view(), &parts, first, blocks, stride, width, grad.accumulate)?;
+                tape.put_grad(grad);
+            }
+        }
+        tape.give_back(parts);
+        tape.give_back(dy);
+        Ok(())
+    }
+}
+
 impl Backward for LayerNorm {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
+        if tape.gpu().is_some() {
+            return self.gpu_backward(tape, dy);
+        }
         let (rows, width) = (self.x.shape().rows(), self.x.shape().last());
         let mut parts = tape.scratch(rows.div_ceil(ROWS) * 2 * width);
         {

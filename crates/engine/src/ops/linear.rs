@@ -3,6 +3,8 @@ use crate::cpu::{
     self, Layout, Mat, Start, column_sums, column_sums_scratch_len, gemm, gemm_scratch_len, math,
     multiversion,
 };
+use crate::cuda::{Arg, Grid, Matrix, Product};
+use crate::memory::Block;
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// What follows a linear layer in the same pass.
@@ -84,30 +86,45 @@ impl Tape {
             || bias.is_some_and(|b| self.needs_grad(b))
             || residual.is_some_and(|r| self.needs_grad(r));
 
-        let mut out = self.alloc(m * n, DType::F32);
-        let mut scratch = self.scratch(gemm_scratch_len(m, n, k, Layout::Rows));
-        let start = bias.map_or(Start::Zero, |b| Start::Bias(self.f32(b)));
-        let (a, b) = (Mat::rows(self.f32(x), k), Mat::transposed(self.f32(weight), k));
-        gemm(m, n, k, a, b, out.f32_mut(), n, start, scratch.f32_mut());
-        if let Some(residual) = residual {
-            crate::tape::add_or_set(out.f32_mut(), self.f32(residual), true);
+        let dtype = if n <= NARROW { DType::F32 } else { self.float() };
+        let mut out = self.alloc(m * n, dtype);
+        if self.gpu().is_some() {
+            self.gpu_linear(x, weight, bias, residual, &out, dtype)?;
+        } else {
+            let mut scratch = self.scratch(gemm_scratch_len(m, n, k, Layout::Rows));
+            let start = bias.map_or(Start::Zero, |b| Start::Bias(self.f32(b)));
+            let (a, b) = (Mat::rows(self.f32(x), k), Mat::transposed(self.f32(weight), k));
+            gemm(m, n, k, a, b, out.f32_mut(), n, start, scratch.f32_mut());
+            if let Some(residual) = residual {
+                crate::tape::add_or_set(out.f32_mut(), self.f32(residual), true);
+            }
+            self.give_back(scratch);
         }
-        self.give_back(scratch);
 
         let (saved, out) = match activation {
             Activation::Gelu if needs_grad => {
-                let mut y = self.alloc(m * n, DType::F32);
-                let h = out.f32();
-                cpu::chunks_mut(y.f32_mut(), CHUNK, |i, y| gelu(&h[i * CHUNK..i * CHUNK + y.len()], y));
-                (self.push(out, shape, DType::F32, false), self.push(y, shape, DType::F32, true))
+                let mut y = self.alloc(m * n, dtype);
+                if self.gpu().is_some() {
+                    self.gpu_activate("gelu_values", &out, &y, m * n, dtype)?;
+                } else {
+                    let h = out.f32();
+                    cpu::chunks_mut(y.f32_mut(), CHUNK, |i, y| gelu(&h[i * CHUNK..i * CHUNK + y.len()], y));
+                }
+                (self.push(out, shape, dtype, false), self.push(y, shape, dtype, true))
             }
             _ => {
-                match activation {
-                    Activation::None => {}
-                    Activation::Relu => cpu::chunks_mut(out.f32_mut(), CHUNK, |_, y| relu_in_place(y)),
-                    Activation::Gelu => cpu::chunks_mut(out.f32_mut(), CHUNK, |_, y| gelu_in_place(y)),
+                match (activation, self.gpu().is_some()) {
+                    (Activation::None, _) => {}
+                    (Activation::Relu, true) => self.gpu_activate("relu_values", &out, &out, m * n, dtype)?,
+                    (Activation::Gelu, true) => self.gpu_activate("gelu_values", &out, &out, m * n, dtype)?,
+                    (Activation::Relu, false) => {
+                        cpu::chunks_mut(out.f32_mut(), CHUNK, |_, y| relu_in_place(y))
+                    }
+                    (Activation::Gelu, false) => {
+                        cpu::chunks_mut(out.f32_mut(), CHUNK, |_, y| gelu_in_place(y))
+                    }
                 }
-                let out = self.push(out, shape, DType::F32, needs_grad);
+                let out = self.push(out, shape, dtype, needs_grad);
                 (out, out)
             }
         };
@@ -116,11 +133,109 @@ impl Tape {
         }
         Ok(out)
     }
+
+    fn gpu_linear(
+        &mut self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Option<Tensor>,
+        residual: Option<Tensor>,
+        out: &Block,
+        dtype: DType,
+    ) -> Result<()> {
+        let (m, k, n) = (x.shape().rows(), x.shape().last(), weight.shape().rows());
+        let (x, weight) = (self.operand(x, dtype)?, self.operand(weight, dtype)?);
+        let bias = bias.map(|b| self.operand(b, dtype)).transpose()?;
+        let residual = residual.map(|r| self.operand(r, dtype)).transpose()?;
+        if let Some(gpu) = self.gpu() {
+            gpu.product(&Product {
+                m,
+                n,
+                k,
+                a: Matrix::rows(x.at, dtype, k),
+                b: Matrix::transposed(weight.at, dtype, k),
+                out: Matrix::rows(out.at(), dtype, n),
+                start: residual.as_ref().map(|r| r.at),
+                bias: bias.as_ref().map(|b| b.at),
+                batch: 1,
+            })?;
+        }
+        for operand in [Some(x), Some(weight), bias, residual].into_iter().flatten() {
+            self.release(operand);
+        }
+        Ok(())
+    }
+
+    fn gpu_activate(&self, kernel: &'static str, x: &Block, y: &Block, n: usize, dtype: DType) -> Result<()> {
+        let Some(gpu) = self.gpu() else { return Ok(()) };
+        let (y, x) = (Arg::View(y.at(), dtype), Arg::View(x.at(), dtype));
+        gpu.launch(kernel, Grid::elements(n), &[y, x, Arg::U32(n), Arg::F32(0.0), Arg::F32(0.0)])
+    }
+}
+
+/// Layers of up to this many results (logits, values) are computed in f32 on every device: they cost nothing, and everything depends on them.
+const NARROW: usize = 32;
+
+impl Linear {
+    fn gpu_backward(self, tape: &mut Tape, dy: Block) -> Result<()> {
+        let (m, k, n) = (self.x.shape().rows(), self.x.shape().last(), self.weight.dims()[0]);
+        let dtype = self.out.dtype();
+        let d = Arg::View(dy.at(), dtype);
+        if let Some(gpu) = tape.gpu() {
+            let kernel = match self.activation {
+                Activation::None => None,
+                Activation::Relu => Some("relu_gradient"),
+                Activation::Gelu => Some("gelu_gradient"),
+            };
+            if let Some(kernel) = kernel {
+                gpu.launch(kernel, Grid::elements(m * n), &[d, tape.view(self.saved), Arg::U32(m * n)])?;
+            }
+        }
+        let product = Product {
+            m,
+            n: k,
+            k: n,
+            a: Matrix::rows(dy.at(), dtype, n),
+            b: Matrix::rows(0, dtype, k),
+            out: Matrix::rows(0, dtype, k),
+            start: None,
+            bias: None,
+            batch: 1,
+        };
+        if let Some(dx) = tape.grad(self.x) {
+            let weight = tape.operand(self.weight, dtype)?;
+            let (at, start) = (dx.at(), dx.accumulate.then(|| dx.at()));
+            let (b, out) = (Matrix { at: weight.at, ..product.b }, Matrix::rows(at, dx.dtype(), k));
+            if let Some(gpu) = tape.gpu() {
+                gpu.product(&Product { b, out, start, ..product })?;
+            }
+            tape.release(weight);
+            tape.put_grad(dx);
+        }
+        if let Some(dw) = tape.grad(self.weight) {
+            let x = tape.operand(self.x, dtype)?;
+            let (out, start) = (Matrix::rows(dw.at(), dw.dtype(), k), dw.accumulate.then(|| dw.at()));
+            let (a, b) = (Matrix::transposed(dy.at(), dtype, n), Matrix::rows(x.at, dtype, k));
+            if let Some(gpu) = tape.gpu() {
+                gpu.product(&Product { m: n, k: m, a, b, out, start, ..product })?;
+            }
+            tape.release(x);
+            tape.put_grad(dw);
+        }
+        if let Some(db) = self.bias.and_then(|bias| tape.grad(bias)) {
+            tape.gpu_column_sums(d, m, n, db.view(), db.accumulate)?;
+            tape.put_grad(db);
+        }
+        tape.pass_on(self.residual, dy, dtype)
+    }
 }
 
 impl Backward for Linear {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(mut dy) = tape.take_grad(self.out) else { return Ok(()) };
+        if tape.gpu().is_some() {
+            return self.gpu_backward(tape, dy);
+        }
         let (m, k, n) = (self.x.shape().rows(), self.x.shape().last(), self.weight.dims()[0]);
         let saved = tape.f32(self.saved);
         match self.activation {
@@ -155,11 +270,7 @@ impl Backward for Linear {
             tape.put_grad(db);
         }
         tape.give_back(scratch);
-        match self.residual {
-            Some(residual) => tape.hand_grad(residual, dy),
-            None => tape.give_back(dy),
-        }
-        Ok(())
+        tape.pass_on(self.residual, dy, DType::F32)
     }
 }
 

@@ -1,5 +1,6 @@
 use super::Backward;
 use crate::cpu;
+use crate::cuda::{Arg, Grid, parts};
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// Mean of |a - b| or (a - b)^2.
@@ -30,20 +31,31 @@ impl Tape {
             let rule = "both have the same shape, with at least one element";
             return Err(Error::ShapeMismatch { op, lhs: a.shape(), rhs: b.shape(), rule });
         }
-        let mut parts = self.scratch(a.len().div_ceil(CHUNK));
-        let (av, bv) = (self.f32(a), self.f32(b));
-        cpu::chunks_mut_of(av.len(), parts.f32_mut(), 1, |i, part| {
-            let range = i * CHUNK..av.len().min((i + 1) * CHUNK);
-            let pairs = av[range.clone()].iter().zip(&bv[range]);
-            part[0] = match squared {
-                true => pairs.map(|(a, b)| (a - b) * (a - b)).sum(),
-                false => pairs.map(|(a, b)| (a - b).abs()).sum(),
-            };
-        });
-        let total: f64 = parts.f32().iter().map(|&p| f64::from(p)).sum();
         let mut out = self.alloc(1, DType::F32);
-        out.f32_mut()[0] = (total / a.len() as f64) as f32;
-        self.give_back(parts);
+        let count = parts(a.len());
+        let mut sums = self.scratch(a.len().div_ceil(CHUNK).max(2 * count));
+        if let Some(gpu) = self.gpu() {
+            let n = Arg::U32(a.len());
+            let args = [self.view(a), self.view(b), Arg::At(sums.at()), n, Arg::Flag(squared)];
+            gpu.launch("pixel_error", Grid::blocks(count), &args)?;
+            let scale = Arg::F64(1.0 / a.len() as f64);
+            let args = [Arg::At(sums.at()), Arg::U32(count), scale, Arg::At(out.at())];
+            gpu.launch("sum_of_parts", Grid::blocks(1), &args)?;
+        } else {
+            let (av, bv) = (self.f32(a), self.f32(b));
+            let sums = &mut sums.f32_mut()[..a.len().div_ceil(CHUNK)];
+            cpu::chunks_mut_of(av.len(), sums, 1, |i, part| {
+                let range = i * CHUNK..av.len().min((i + 1) * CHUNK);
+                let pairs = av[range.clone()].iter().zip(&bv[range]);
+                part[0] = match squared {
+                    true => pairs.map(|(a, b)| (a - b) * (a - b)).sum(),
+                    false => pairs.map(|(a, b)| (a - b).abs()).sum(),
+                };
+            });
+            let total: f64 = sums.iter().map(|&p| f64::from(p)).sum();
+            out.f32_mut()[0] = (total / a.len() as f64) as f32;
+        }
+        self.give_back(sums);
         let needs_grad = self.any_needs_grad(&[a, b]);
         let out = self.push(out, [], DType::F32, needs_grad);
         if needs_grad {
@@ -56,11 +68,19 @@ impl Tape {
 impl Backward for PixelError {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        let weight = dy.f32()[0] / self.a.len() as f32;
-        tape.give_back(dy);
         for (input, other) in [(self.a, self.b), (self.b, self.a)] {
             if let Some(mut grad) = tape.grad(input) {
-                let (x, y, accumulate) = (tape.f32(input), tape.f32(other), grad.accumulate);
+                let accumulate = grad.accumulate;
+                if let Some(gpu) = tape.gpu() {
+                    let (x, y, n) = (tape.view(input), tape.view(other), input.len());
+                    let flags = [Arg::Flag(self.squared), Arg::Flag(accumulate)];
+                    let args = [&[grad.view(), x, y, Arg::At(dy.at()), Arg::U32(n)], &flags[..]].concat();
+                    gpu.launch("pixel_error_gradient", Grid::elements(n), &args)?;
+                    tape.put_grad(grad);
+                    continue;
+                }
+                let (x, y) = (tape.f32(input), tape.f32(other));
+                let weight = dy.f32()[0] / self.a.len() as f32;
                 cpu::chunks_mut(grad.slice(), CHUNK, |i, grad| {
                     for (j, g) in grad.iter_mut().enumerate() {
                         let d = x[i * CHUNK + j] - y[i * CHUNK + j];
@@ -76,6 +96,7 @@ impl Backward for PixelError {
                 tape.put_grad(grad);
             }
         }
+        tape.give_back(dy);
         Ok(())
     }
 }

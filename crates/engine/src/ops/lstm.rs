@@ -3,6 +3,8 @@ use crate::cpu::{
     self, Layout, Mat, Start, column_sums, column_sums_scratch_len, gemm, gemm_scratch_len, math,
     multiversion,
 };
+use crate::cuda::{Arg, Grid, Matrix, Product};
+use crate::memory::Block;
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// The state of an LSTM: hidden and cell, [B, H] each.
@@ -51,27 +53,31 @@ impl Tape {
             }
         }
         let mut activated = self.alloc(batch * 4 * width, DType::F32);
-        let mut scratch = self.scratch(gemm_scratch_len(batch, 4 * width, width, Layout::Rows));
-        {
-            let (h, w) = (self.f32(state.hidden), self.f32(weight));
-            let (a, b) = (Mat::rows(h, width), Mat::transposed(w, width));
-            let start = Start::Bias(self.f32(bias));
-            gemm(batch, 4 * width, width, a, b, activated.f32_mut(), 4 * width, start, scratch.f32_mut());
-        }
-        self.give_back(scratch);
         let mut hidden = self.alloc(batch * width, DType::F32);
         let mut cell = self.alloc(batch * width, DType::F32);
-        let (gates_v, cell_v) = (self.f32(gates), self.f32(state.cell));
-        let rows = activated.f32_mut().chunks_exact_mut(4 * width);
-        for (b, activated) in rows.enumerate() {
-            let state = b * width..(b + 1) * width;
-            step(
-                &gates_v[b * 4 * width..(b + 1) * 4 * width],
-                &cell_v[state.clone()],
-                activated,
-                &mut hidden.f32_mut()[state.clone()],
-                &mut cell.f32_mut()[state],
-            );
+        if self.gpu().is_some() {
+            self.gpu_lstm(gates, state, weight, bias, [&activated, &hidden, &cell])?;
+        } else {
+            let mut scratch = self.scratch(gemm_scratch_len(batch, 4 * width, width, Layout::Rows));
+            {
+                let (h, w) = (self.f32(state.hidden), self.f32(weight));
+                let (a, b) = (Mat::rows(h, width), Mat::transposed(w, width));
+                let start = Start::Bias(self.f32(bias));
+                gemm(batch, 4 * width, width, a, b, activated.f32_mut(), 4 * width, start, scratch.f32_mut());
+            }
+            self.give_back(scratch);
+            let (gates_v, cell_v) = (self.f32(gates), self.f32(state.cell));
+            let rows = activated.f32_mut().chunks_exact_mut(4 * width);
+            for (b, activated) in rows.enumerate() {
+                let state = b * width..(b + 1) * width;
+                step(
+                    &gates_v[b * 4 * width..(b + 1) * 4 * width],
+                    &cell_v[state.clone()],
+                    activated,
+                    &mut hidden.f32_mut()[state.clone()],
+                    &mut cell.f32_mut()[state],
+                );
+            }
         }
         let needs_grad = self.any_needs_grad(&[gates, state.hidden, state.cell, weight, bias]);
         let activated = self.push(activated, gates.shape(), DType::F32, false);
@@ -85,6 +91,109 @@ impl Tape {
         }
         Ok(after)
     }
+
+    fn gpu_lstm(
+        &mut self,
+        gates: Tensor,
+        state: Lstm,
+        weight: Tensor,
+        bias: Tensor,
+        [activated, hidden, cell]: [&Block; 3],
+    ) -> Result<()> {
+        let (dtype, batch, width) = (self.float(), state.hidden.dims()[0], state.hidden.dims()[1]);
+        let (h, w) = (self.operand(state.hidden, dtype)?, self.operand(weight, dtype)?);
+        if let Some(gpu) = self.gpu() {
+            gpu.product(&Product {
+                m: batch,
+                n: 4 * width,
+                k: width,
+                a: Matrix::rows(h.at, dtype, width),
+                b: Matrix::transposed(w.at, dtype, width),
+                out: Matrix::rows(activated.at(), DType::F32, 4 * width),
+                start: None,
+                bias: None,
+                batch: 1,
+            })?;
+            let n = batch * width;
+            let view = |block: &Block| Arg::View(block.at(), DType::F32);
+            let before = [self.view(gates), self.view(state.cell), Arg::At(activated.at())];
+            let after = [Arg::At(self.at(bias)), view(hidden), view(cell), Arg::U32(width), Arg::U32(n)];
+            gpu.launch("lstm_step", Grid::elements(n), &[&before[..], &after].concat())?;
+        }
+        self.release(h);
+        self.release(w);
+        Ok(())
+    }
+}
+
+impl LstmCell {
+    fn gpu_backward(self, tape: &mut Tape, dh: Option<Block>, dc: Option<Block>) -> Result<()> {
+        let (batch, width) = (self.before.hidden.dims()[0], self.before.hidden.dims()[1]);
+        // In the type of the products below, and in that of the gates.
+        let (dtype, rows) = (tape.float(), 4 * width);
+        let d_gates = tape.alloc(batch * rows, dtype);
+        let d_cell = tape.alloc(batch * width, DType::F32);
+        let d = Arg::View(d_gates.at(), dtype);
+        if let Some(gpu) = tape.gpu() {
+            let view = |block: &Option<Block>| {
+                block.as_ref().map_or(Arg::NOTHING, |block| Arg::View(block.at(), DType::F32))
+            };
+            let states = [tape.view(self.before.cell), tape.view(self.after.cell), view(&dh), view(&dc)];
+            let n = batch * width;
+            let results = [d, Arg::View(d_cell.at(), DType::F32), Arg::U32(width), Arg::U32(n)];
+            let args = [&[Arg::At(tape.at(self.activated))], &states[..], &results].concat();
+            gpu.launch("lstm_gradient", Grid::elements(n), &args)?;
+        }
+        [dh, dc].into_iter().flatten().for_each(|block| tape.give_back(block));
+        if let Some(grad) = tape.grad(self.before.hidden) {
+            let w = tape.operand(self.weight, dtype)?;
+            let (a, b) = (Matrix::rows(d_gates.at(), dtype, rows), Matrix::rows(w.at, dtype, width));
+            let (out, start) =
+                (Matrix::rows(grad.at(), grad.dtype(), width), grad.accumulate.then(|| grad.at()));
+            if let Some(gpu) = tape.gpu() {
+                gpu.product(&Product {
+                    m: batch,
+                    n: width,
+                    k: rows,
+                    a,
+                    b,
+                    out,
+                    start,
+                    bias: None,
+                    batch: 1,
+                })?;
+            }
+            tape.release(w);
+            tape.put_grad(grad);
+        }
+        if let Some(grad) = tape.grad(self.weight) {
+            let h = tape.operand(self.before.hidden, dtype)?;
+            let (a, b) = (Matrix::transposed(d_gates.at(), dtype, rows), Matrix::rows(h.at, dtype, width));
+            let (out, start) =
+                (Matrix::rows(grad.at(), grad.dtype(), width), grad.accumulate.then(|| grad.at()));
+            if let Some(gpu) = tape.gpu() {
+                gpu.product(&Product {
+                    m: rows,
+                    n: width,
+                    k: batch,
+                    a,
+                    b,
+                    out,
+                    start,
+                    bias: None,
+                    batch: 1,
+                })?;
+            }
+            tape.release(h);
+            tape.put_grad(grad);
+        }
+        if let Some(grad) = tape.grad(self.bias) {
+            tape.gpu_column_sums(d, batch, rows, grad.view(), grad.accumulate)?;
+            tape.put_grad(grad);
+        }
+        tape.hand_grad(self.before.cell, d_cell, DType::F32)?;
+        tape.hand_grad(self.gates, d_gates, dtype)
+    }
 }
 
 impl Backward for LstmCell {
@@ -92,6 +201,9 @@ impl Backward for LstmCell {
         let (dh, dc) = (tape.take_grad(self.after.hidden), tape.take_grad(self.after.cell));
         if dh.is_none() && dc.is_none() {
             return Ok(());
+        }
+        if tape.gpu().is_some() {
+            return self.gpu_backward(tape, dh, dc);
         }
         let (batch, width) = (self.before.hidden.dims()[0], self.before.hidden.dims()[1]);
         let mut zeros = tape.scratch(batch * width);
@@ -140,9 +252,8 @@ impl Backward for LstmCell {
             tape.put_grad(grad);
         }
         tape.give_back(scratch);
-        tape.hand_grad(self.before.cell, d_cell);
-        tape.hand_grad(self.gates, d_gates);
-        Ok(())
+        tape.hand_grad(self.before.cell, d_cell, DType::F32)?;
+        tape.hand_grad(self.gates, d_gates, DType::F32)
     }
 }
 

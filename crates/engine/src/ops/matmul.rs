@@ -1,6 +1,7 @@
 use super::Backward;
 use crate::cpu::{self, Mat, Start, gemm_serial, packed_len};
-use crate::{DType, Error, Result, Tape, Tensor};
+use crate::cuda::{Matrix, Product};
+use crate::{Error, Result, Tape, Tensor};
 
 /// C[b] = A[b] B[b] for every b.
 pub(crate) struct Matmul {
@@ -24,17 +25,37 @@ impl Tape {
             let rule = "they are [N, M, K] and [N, K, P]";
             return Err(Error::ShapeMismatch { op: OP, lhs: a.shape(), rhs: b.shape(), rule });
         }
-        let mut out = self.alloc(batch * m * p, DType::F32);
-        let room = packed_len(k, p);
-        let mut scratch = self.scratch(batch * room);
-        let (av, bv) = (self.f32(a), self.f32(b));
-        cpu::chunks2_mut((out.f32_mut(), m * p), (scratch.f32_mut(), room), |i, c, room| {
-            let (a, b) = (Mat::rows(&av[i * m * k..], k), Mat::rows(&bv[i * k * p..], p));
-            gemm_serial(m, p, k, a, b, c, p, Start::Zero, room);
-        });
-        self.give_back(scratch);
+        let dtype = self.float();
+        let mut out = self.alloc(batch * m * p, dtype);
+        if self.gpu().is_some() {
+            let (x, y) = (self.operand(a, dtype)?, self.operand(b, dtype)?);
+            if let Some(gpu) = self.gpu() {
+                gpu.product(&Product {
+                    m,
+                    n: p,
+                    k,
+                    a: Matrix::rows(x.at, dtype, k).every(m * k),
+                    b: Matrix::rows(y.at, dtype, p).every(k * p),
+                    out: Matrix::rows(out.at(), dtype, p).every(m * p),
+                    start: None,
+                    bias: None,
+                    batch,
+                })?;
+            }
+            self.release(x);
+            self.release(y);
+        } else {
+            let room = packed_len(k, p);
+            let mut scratch = self.scratch(batch * room);
+            let (av, bv) = (self.f32(a), self.f32(b));
+            cpu::chunks2_mut((out.f32_mut(), m * p), (scratch.f32_mut(), room), |i, c, room| {
+                let (a, b) = (Mat::rows(&av[i * m * k..], k), Mat::rows(&bv[i * k * p..], p));
+                gemm_serial(m, p, k, a, b, c, p, Start::Zero, room);
+            });
+            self.give_back(scratch);
+        }
         let needs_grad = self.any_needs_grad(&[a, b]);
-        let out = self.push(out, [batch, m, p], DType::F32, needs_grad);
+        let out = self.push(out, [batch, m, p], dtype, needs_grad);
         if needs_grad {
             self.record(Matmul { a, b, out });
         }
@@ -46,6 +67,34 @@ impl Backward for Matmul {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dc) = tape.take_grad(self.out) else { return Ok(()) };
         let (&[batch, m, k], &[_, _, p]) = (self.a.dims(), self.b.dims()) else { return Ok(()) };
+        if tape.gpu().is_some() {
+            let dtype = self.out.dtype();
+            let d = Matrix::rows(dc.at(), dtype, p).every(m * p);
+            if let Some(da) = tape.grad(self.a) {
+                let other = tape.operand(self.b, dtype)?;
+                let b = Matrix::transposed(other.at, dtype, p).every(k * p);
+                let out = Matrix::rows(da.at(), da.dtype(), k).every(m * k);
+                let start = da.accumulate.then(|| da.at());
+                if let Some(gpu) = tape.gpu() {
+                    gpu.product(&Product { m, n: k, k: p, a: d, b, out, start, bias: None, batch })?;
+                }
+                tape.release(other);
+                tape.put_grad(da);
+            }
+            if let Some(db) = tape.grad(self.b) {
+                let other = tape.operand(self.a, dtype)?;
+                let a = Matrix::transposed(other.at, dtype, k).every(m * k);
+                let out = Matrix::rows(db.at(), db.dtype(), p).every(k * p);
+                let start = db.accumulate.then(|| db.at());
+                if let Some(gpu) = tape.gpu() {
+                    gpu.product(&Product { m: k, n: p, k: m, a, b: d, out, start, bias: None, batch })?;
+                }
+                tape.release(other);
+                tape.put_grad(db);
+            }
+            tape.give_back(dc);
+            return Ok(());
+        }
         let room = packed_len(p, k).max(packed_len(m, p));
         let mut scratch = tape.scratch(batch * room);
         let start = |accumulate| if accumulate { Start::C } else { Start::Zero };

@@ -1,5 +1,6 @@
 use super::Backward;
 use crate::cpu;
+use crate::cuda::{Arg, Grid};
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// 2x2 maximum, stride 2.
@@ -26,34 +27,40 @@ impl Tape {
         }
         let (out_height, out_width) = (height / 2, width / 2);
         let len = batch * out_height * out_width * channels;
-        let mut out = self.alloc(len, DType::F32);
+        let mut out = self.alloc(len, x.dtype());
         let mut taken = self.alloc(len, DType::U8);
-        let xv = self.f32(x);
-        let line = out_width * channels;
-        cpu::chunks2_mut((out.f32_mut(), line), (taken.all_mut::<u8>(), line), |row, out, taken| {
-            let above = &xv[row * 2 * width * channels..(row + 1) * 2 * width * channels];
-            let pixels = out.chunks_exact_mut(channels).zip(taken.chunks_exact_mut(channels));
-            for (ox, (out, taken)) in pixels.enumerate() {
-                let corner = 2 * ox * channels;
-                let at: [&[f32]; 4] = [0, channels, width * channels, width * channels + channels]
-                    .map(|o| &above[corner + o..corner + o + channels]);
-                for c in 0..channels {
-                    let (mut best, mut index) = (at[0][c], 0);
-                    for (i, quarter) in at.iter().enumerate().skip(1) {
-                        // NaN wins, so that it is not lost.
-                        let larger = quarter[c] > best || quarter[c].is_nan();
-                        best = if larger { quarter[c] } else { best };
-                        index = if larger { i as u8 } else { index };
+        if let Some(gpu) = self.gpu() {
+            let (to, taken) = (Arg::View(out.at(), x.dtype()), Arg::At(taken.at()));
+            let args = [to, taken, self.view(x), Arg::U32(out_width), Arg::U32(channels), Arg::U32(len)];
+            gpu.launch("max_pool", Grid::elements(len), &args)?;
+        } else {
+            let xv = self.f32(x);
+            let line = out_width * channels;
+            cpu::chunks2_mut((out.f32_mut(), line), (taken.all_mut::<u8>(), line), |row, out, taken| {
+                let above = &xv[row * 2 * width * channels..(row + 1) * 2 * width * channels];
+                let pixels = out.chunks_exact_mut(channels).zip(taken.chunks_exact_mut(channels));
+                for (ox, (out, taken)) in pixels.enumerate() {
+                    let corner = 2 * ox * channels;
+                    let at: [&[f32]; 4] = [0, channels, width * channels, width * channels + channels]
+                        .map(|o| &above[corner + o..corner + o + channels]);
+                    for c in 0..channels {
+                        let (mut best, mut index) = (at[0][c], 0);
+                        for (i, quarter) in at.iter().enumerate().skip(1) {
+                            // NaN wins, so that it is not lost.
+                            let larger = quarter[c] > best || quarter[c].is_nan();
+                            best = if larger { quarter[c] } else { best };
+                            index = if larger { i as u8 } else { index };
+                        }
+                        out[c] = best;
+                        taken[c] = index;
                     }
-                    out[c] = best;
-                    taken[c] = index;
                 }
-            }
-        });
+            });
+        }
         let needs_grad = self.needs_grad(x);
         let shape = [batch, out_height, out_width, channels];
         let taken = self.push(taken, shape, DType::U8, false);
-        let out = self.push(out, shape, DType::F32, needs_grad);
+        let out = self.push(out, shape, x.dtype(), needs_grad);
         if needs_grad {
             self.record(MaxPool { x, taken, out });
         }
@@ -67,25 +74,34 @@ impl Backward for MaxPool {
         let (width, channels) = (self.x.dims()[2], self.x.dims()[3]);
         let line = width / 2 * channels;
         if let Some(mut grad) = tape.grad(self.x) {
-            let (taken, accumulate) = (tape.u8(self.taken), grad.accumulate);
-            cpu::chunks_mut(grad.slice(), 2 * width * channels, |row, dx| {
-                let (dy, taken) =
-                    (&dy.f32()[row * line..(row + 1) * line], &taken[row * line..(row + 1) * line]);
-                let (top, bottom) = dx.split_at_mut(width * channels);
-                for ox in 0..width / 2 {
-                    for (part, dx) in [&mut *top, &mut *bottom].into_iter().enumerate() {
-                        for side in 0..2 {
-                            let index = (2 * part + side) as u8;
-                            let dx = &mut dx[(2 * ox + side) * channels..][..channels];
-                            let source = ox * channels..(ox + 1) * channels;
-                            for ((d, g), t) in dx.iter_mut().zip(&dy[source.clone()]).zip(&taken[source]) {
-                                let value = if *t == index { *g } else { 0.0 };
-                                *d = if accumulate { *d + value } else { value };
+            let accumulate = grad.accumulate;
+            if let Some(gpu) = tape.gpu() {
+                let (n, dy) = (self.x.len(), Arg::View(dy.at(), self.out.dtype()));
+                let sizes = [Arg::U32(width), Arg::U32(channels), Arg::U32(n), Arg::Flag(accumulate)];
+                let args = [&[grad.view(), dy, Arg::At(tape.at(self.taken))], &sizes[..]].concat();
+                gpu.launch("max_pool_gradient", Grid::elements(n), &args)?;
+            } else {
+                let taken = tape.u8(self.taken);
+                cpu::chunks_mut(grad.slice(), 2 * width * channels, |row, dx| {
+                    let (dy, taken) =
+                        (&dy.f32()[row * line..(row + 1) * line], &taken[row * line..(row + 1) * line]);
+                    let (top, bottom) = dx.split_at_mut(width * channels);
+                    for ox in 0..width / 2 {
+                        for (part, dx) in [&mut *top, &mut *bottom].into_iter().enumerate() {
+                            for side in 0..2 {
+                                let index = (2 * part + side) as u8;
+                                let dx = &mut dx[(2 * ox + side) * channels..][..channels];
+                                let source = ox * channels..(ox + 1) * channels;
+                                for ((d, g), t) in dx.iter_mut().zip(&dy[source.clone()]).zip(&taken[source])
+                                {
+                                    let value = if *t == index { *g } else { 0.0 };
+                                    *d = if accumulate { *d + value } else { value };
+                                }
                             }
                         }
                     }
-                }
-            });
+                });
+            }
             tape.put_grad(grad);
         }
         tape.give_back(dy);

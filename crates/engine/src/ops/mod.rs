@@ -9,6 +9,7 @@ mod cross_entropy;
 mod dropout;
 mod embedding;
 mod frames;
+mod gpu;
 mod group_norm;
 mod labels;
 mod layer_norm;

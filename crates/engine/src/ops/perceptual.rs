@@ -1,6 +1,7 @@
 use super::Backward;
 use crate::cpu::math::lane_sum;
 use crate::cpu::{self, multiversion};
+use crate::cuda::{Arg, Grid, parts};
 use crate::rng::{Site, unit};
 use crate::{DType, Error, Result, Tape, Tensor};
 
@@ -45,6 +46,27 @@ impl Tape {
         }
         let site = self.next_site();
         let pixels = a.shape().rows();
+        if self.gpu().is_some() {
+            let out = self.alloc(1, DType::F32);
+            let count = parts(pixels);
+            let sums = self.scratch(2 * count);
+            if let Some(gpu) = self.gpu() {
+                let tensors = [self.view(a), self.view(b), Arg::At(self.at(weights)), Arg::At(sums.at())];
+                let sizes = [Arg::U32(pixels), Arg::U32(channels), Arg::F32(dropout), self.state()];
+                let args = [&tensors[..], &sizes, &[Arg::U32(site.number() as usize)]].concat();
+                gpu.launch("perceptual", Grid::blocks(count), &args)?;
+                let scale = Arg::F64(1.0 / pixels as f64);
+                let args = [Arg::At(sums.at()), Arg::U32(count), scale, Arg::At(out.at())];
+                gpu.launch("sum_of_parts", Grid::blocks(1), &args)?;
+            }
+            self.give_back(sums);
+            let needs_grad = self.any_needs_grad(&[a, b]);
+            let out = self.push(out, [], DType::F32, needs_grad);
+            if needs_grad {
+                self.record(Perceptual { a, b, weights, dropout, site, out });
+            }
+            return Ok(out);
+        }
         let mut parts = self.scratch(pixels.div_ceil(PIXELS));
         let mut masks = self.scratch(pixels.div_ceil(PIXELS) * channels);
         let (av, bv, wv) = (self.f32(a), self.f32(b), self.f32(weights));
@@ -74,6 +96,24 @@ impl Backward for Perceptual {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
         let (pixels, channels) = (self.a.shape().rows(), self.a.shape().last());
+        if tape.gpu().is_some() {
+            for (input, other) in [(self.a, self.b), (self.b, self.a)] {
+                if let Some(grad) = tape.grad(input) {
+                    if let Some(gpu) = tape.gpu() {
+                        let at = [Arg::At(tape.at(self.weights)), Arg::At(dy.at())];
+                        let tensors = [grad.view(), tape.view(input), tape.view(other)];
+                        let sizes =
+                            [Arg::U32(pixels), Arg::U32(channels), Arg::F32(self.dropout), tape.state()];
+                        let rest = [Arg::U32(self.site.number() as usize), Arg::Flag(grad.accumulate)];
+                        let args = [&tensors[..], &at, &sizes, &rest].concat();
+                        gpu.launch("perceptual_gradient", Grid::warps(pixels), &args)?;
+                    }
+                    tape.put_grad(grad);
+                }
+            }
+            tape.give_back(dy);
+            return Ok(());
+        }
         let factor = dy.f32()[0] / pixels as f32;
         tape.give_back(dy);
         let mut masks = tape.scratch(pixels.div_ceil(PIXELS) * channels);

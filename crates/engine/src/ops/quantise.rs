@@ -1,5 +1,6 @@
 use super::Backward;
 use crate::cpu::{self, Layout, Mat, Start, gemm, gemm_scratch_len};
+use crate::cuda::{Arg, Grid, Matrix, Product, parts};
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// Nearest entries of a codebook.
@@ -17,6 +18,8 @@ pub(crate) struct Quantise {
     y: Tensor,
     codebook: Tensor,
     beta: f32,
+    /// On a GPU: entries less inputs, [.., D].
+    difference: Option<Tensor>,
     result: Quantised,
 }
 
@@ -35,6 +38,9 @@ impl Tape {
             return Err(Error::ShapeMismatch { op: OP, lhs: y.shape(), rhs: codebook.shape(), rule });
         }
         let rows = y.shape().rows();
+        if self.gpu().is_some() {
+            return self.gpu_quantise(y, codebook, beta);
+        }
         // |y - e|^2 = |y|^2 - 2 y.e + |e|^2, of which |y|^2 is the same for all entries.
         let mut products = self.alloc(rows * entries, DType::F32);
         let mut scratch = self.scratch(gemm_scratch_len(rows, entries, width, Layout::Rows));
@@ -75,14 +81,103 @@ impl Tape {
             commitment: self.push(commitment, [], DType::F32, needs_grad),
         };
         if needs_grad {
-            self.record(Quantise { y, codebook, beta, result });
+            self.record(Quantise { y, codebook, beta, difference: None, result });
+        }
+        Ok(result)
+    }
+
+    fn gpu_quantise(&mut self, y: Tensor, codebook: Tensor, beta: f32) -> Result<Quantised> {
+        let (rows, entries, width) = (y.shape().rows(), codebook.dims()[0], codebook.dims()[1]);
+        let (dtype, n, count) = (self.float(), y.len(), parts(y.len()));
+        let products = self.scratch(rows * entries);
+        let lengths = self.scratch(entries);
+        let sums = self.scratch(2 * count);
+        let tokens = self.alloc(rows, DType::I32);
+        let (embedded, difference) = (self.alloc(n, dtype), self.alloc(n, DType::F32));
+        let commitment = self.alloc(1, DType::F32);
+        // In f32 on every device: neighbouring entries differ by little.
+        let exact = self.operand(y, DType::F32)?;
+        if let Some(gpu) = self.gpu() {
+            gpu.product(&Product {
+                m: rows,
+                n: entries,
+                k: width,
+                a: Matrix::rows(exact.at, DType::F32, width),
+                b: Matrix::transposed(self.at(codebook), DType::F32, width),
+                out: Matrix::rows(products.at(), DType::F32, entries),
+                start: None,
+                bias: None,
+                batch: 1,
+            })?;
+            let table = Arg::At(self.at(codebook));
+            for (phase, count) in [(0, entries), (1, rows)] {
+                let tensors = [Arg::At(tokens.at()), Arg::At(products.at()), table, Arg::At(lengths.at())];
+                let sizes = [rows, entries, width, phase].map(Arg::U32);
+                gpu.launch("nearest", Grid::warps(count), &[&tensors[..], &sizes].concat())?;
+            }
+            let results = [Arg::View(embedded.at(), dtype), Arg::At(difference.at()), self.view(y), table];
+            let rest = [Arg::At(tokens.at()), Arg::At(sums.at()), Arg::U32(width), Arg::U32(n)];
+            gpu.launch("quantise", Grid::blocks(count), &[&results[..], &rest].concat())?;
+            let scale = Arg::F64((1.0 + f64::from(beta)) / n as f64);
+            let args = [Arg::At(sums.at()), Arg::U32(count), scale, Arg::At(commitment.at())];
+            gpu.launch("sum_of_parts", Grid::blocks(1), &args)?;
+        }
+        self.release(exact);
+        for block in [products, lengths, sums] {
+            self.give_back(block);
+        }
+        let needs_grad = self.any_needs_grad(&[y, codebook]);
+        let difference = Some(self.push(difference, y.shape(), DType::F32, false));
+        let result = Quantised {
+            tokens: self.push(tokens, y.shape().without_last(), DType::I32, false),
+            embedded: self.push(embedded, y.shape(), dtype, needs_grad),
+            commitment: self.push(commitment, [], DType::F32, needs_grad),
+        };
+        if needs_grad {
+            self.record(Quantise { y, codebook, beta, difference, result });
         }
         Ok(result)
     }
 }
 
+impl Quantise {
+    fn gpu_backward(self, tape: &mut Tape, difference: Tensor) -> Result<()> {
+        let straight = tape.take_grad(self.result.embedded);
+        let commitment = tape.take_grad(self.result.commitment);
+        let (entries, width, n) = (self.codebook.dims()[0], self.codebook.dims()[1], self.y.len());
+        let pull = Arg::At(commitment.as_ref().map_or(0, |block| block.at()));
+        if let Some(grad) = tape.grad(self.codebook) {
+            let (parts, splits) =
+                tape.gpu_scatter(tape.view(difference), self.result.tokens, entries, width)?;
+            if let Some(gpu) = tape.gpu() {
+                let sizes = [n, splits, entries * width].map(Arg::U32);
+                let tensors = [grad.view(), Arg::At(parts.at()), pull];
+                let args = [&tensors[..], &sizes, &[Arg::Flag(grad.accumulate)]].concat();
+                gpu.launch("codebook_gradient", Grid::elements(entries * width), &args)?;
+            }
+            tape.give_back(parts);
+            tape.put_grad(grad);
+        }
+        if let Some(grad) = tape.grad(self.y) {
+            if let Some(gpu) = tape.gpu() {
+                let dtype = self.result.embedded.dtype();
+                let straight = straight.as_ref().map_or(Arg::NOTHING, |block| Arg::View(block.at(), dtype));
+                let tensors = [grad.view(), straight, pull, Arg::At(tape.at(difference))];
+                let sizes = [Arg::F32(self.beta), Arg::U32(n), Arg::Flag(grad.accumulate)];
+                gpu.launch("quantise_gradient", Grid::elements(n), &[&tensors[..], &sizes].concat())?;
+            }
+            tape.put_grad(grad);
+        }
+        [straight, commitment].into_iter().flatten().for_each(|block| tape.give_back(block));
+        Ok(())
+    }
+}
+
 impl Backward for Quantise {
     fn backward(self, tape: &mut Tape) -> Result<()> {
+        if let Some(difference) = self.difference {
+            return self.gpu_backward(tape, difference);
+        }
         let straight = tape.take_grad(self.result.embedded);
         let commitment = tape.take_grad(self.result.commitment);
         let width = self.codebook.shape().last();
@@ -128,7 +223,7 @@ impl Backward for Quantise {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{gradients as gradients_of, on_tape, values};
+    use crate::testing::{assert_close, gradients as gradients_of, on_tape, values};
 
     /// The straight-through gradient, and the two commitment terms with their stopped gradients: not derivatives of the value, so checked
     /// against the formulas.
@@ -139,7 +234,7 @@ mod tests {
         let (y, table) = (values(rows * width, 0), values(entries * width, 1));
         let seed = values(rows * width, 2);
         let through = gradients_of(&dims, &seed, |tape, x| Ok(tape.quantise(x[0], x[1], beta)?.embedded))?;
-        assert_eq!(through[0], seed);
+        assert_close(&through[0], &seed);
         assert_eq!(through[1], vec![0.0; entries * width]);
 
         let pulled = gradients_of(&dims, &[3.0], |tape, x| Ok(tape.quantise(x[0], x[1], beta)?.commitment))?;

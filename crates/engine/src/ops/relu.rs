@@ -1,6 +1,7 @@
 use super::{Backward, linear};
 use crate::cpu;
-use crate::{DType, Result, Tape, Tensor};
+use crate::cuda::{Arg, Grid};
+use crate::{Result, Tape, Tensor};
 
 pub(crate) struct Relu {
     x: Tensor,
@@ -13,14 +14,20 @@ impl Tape {
     /// max(x, 0)
     pub fn relu(&mut self, x: Tensor) -> Result<Tensor> {
         self.check_f32("relu", &[x])?;
-        let mut out = self.alloc(x.len(), DType::F32);
-        let xv = self.f32(x);
-        cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
-            out.copy_from_slice(&xv[i * CHUNK..i * CHUNK + out.len()]);
-            linear::relu_in_place(out);
-        });
+        let mut out = self.alloc(x.len(), x.dtype());
+        if let Some(gpu) = self.gpu() {
+            let to = Arg::View(out.at(), x.dtype());
+            let args = [to, self.view(x), Arg::U32(x.len()), Arg::F32(0.0), Arg::F32(0.0)];
+            gpu.launch("relu_values", Grid::elements(x.len()), &args)?;
+        } else {
+            let xv = self.f32(x);
+            cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
+                out.copy_from_slice(&xv[i * CHUNK..i * CHUNK + out.len()]);
+                linear::relu_in_place(out);
+            });
+        }
         let needs_grad = self.needs_grad(x);
-        let out = self.push(out, x.shape(), DType::F32, needs_grad);
+        let out = self.push(out, x.shape(), x.dtype(), needs_grad);
         if needs_grad {
             self.record(Relu { x, out });
         }
@@ -31,10 +38,14 @@ impl Tape {
 impl Backward for Relu {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(mut dy) = tape.take_grad(self.out) else { return Ok(()) };
-        let y = tape.f32(self.out);
-        cpu::chunks_mut(dy.f32_mut(), CHUNK, |i, dy| linear::relu_gradient(&y[i * CHUNK..], dy));
-        tape.hand_grad(self.x, dy);
-        Ok(())
+        if let Some(gpu) = tape.gpu() {
+            let (n, d) = (self.out.len(), Arg::View(dy.at(), self.out.dtype()));
+            gpu.launch("relu_gradient", Grid::elements(n), &[d, tape.view(self.out), Arg::U32(n)])?;
+        } else {
+            let y = tape.f32(self.out);
+            cpu::chunks_mut(dy.f32_mut(), CHUNK, |i, dy| linear::relu_gradient(&y[i * CHUNK..], dy));
+        }
+        tape.hand_grad(self.x, dy, self.out.dtype())
     }
 }
 

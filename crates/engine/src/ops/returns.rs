@@ -1,3 +1,4 @@
+use crate::cuda::{Arg, Grid};
 use crate::{DType, Error, Result, Tape, Tensor};
 
 const OP: &str = "lambda-returns";
@@ -24,6 +25,14 @@ impl Tape {
         }
         let time = rewards.shape().last();
         let mut out = self.alloc(rewards.len(), DType::F32);
+        if let Some(gpu) = self.gpu() {
+            let rows = rewards.dims()[0];
+            let (rewards_v, ends, values) = (self.view(rewards), Arg::At(self.at(ends)), self.view(values));
+            let sizes = [Arg::U32(time), Arg::U32(rows), Arg::F32(gamma), Arg::F32(lambda)];
+            let args = [&[Arg::At(out.at()), rewards_v, ends, values], &sizes[..]].concat();
+            gpu.launch("lambda_returns", Grid::elements(rows), &args)?;
+            return Ok(self.push(out, rewards.shape(), DType::F32, false));
+        }
         let (rewards_v, ends_v, values_v) = (self.f32(rewards), self.i32(ends), self.f32(values));
         for (row, out) in out.f32_mut().chunks_exact_mut(time.max(1)).enumerate() {
             let (r, e, v) = (&rewards_v[row * time..], &ends_v[row * time..], &values_v[row * time..]);
@@ -43,6 +52,12 @@ impl Tape {
         self.check("alive", ends, DType::I32)?;
         let time = ends.shape().last().max(1);
         let mut out = self.alloc(ends.len(), DType::F32);
+        if let Some(gpu) = self.gpu() {
+            let rows = ends.len() / time;
+            let args = [Arg::At(out.at()), Arg::At(self.at(ends)), Arg::U32(time), Arg::U32(rows)];
+            gpu.launch("alive", Grid::elements(rows), &args)?;
+            return Ok(self.push(out, ends.shape(), DType::F32, false));
+        }
         let rows = out.f32_mut().chunks_exact_mut(time).zip(self.i32(ends).chunks_exact(time));
         for (out, ends) in rows {
             let last = ends.iter().position(|&e| e != 0).unwrap_or(time);
@@ -60,7 +75,7 @@ mod tests {
 
     #[test]
     fn returns_are_cut_at_ends_and_bootstrapped_at_the_last_step() -> Result<()> {
-        let device = Device::cpu(Some(1))?;
+        let device = Device::under_test(1)?;
         Stepper::new(&device, Key::new(0, 0)).run(|tape| {
             let rewards = constant(tape, &[1.0, 0.0, 2.0, 1.0, -1.0, 5.0], [2, 3]);
             let values = constant(tape, &[0.5, 1.5, 2.5, 1.0, 2.0, 3.0], [2, 3]);

@@ -1,3 +1,4 @@
+use crate::cuda::{Arg, Grid};
 use crate::{DType, Error, Result, Tape, Tensor};
 
 const OP: &str = "select rows";
@@ -15,14 +16,21 @@ impl Tape {
             let rule = "the mask is [B] for choices [B, ..]";
             return Err(Error::ShapeMismatch { op: OP, lhs: mask.shape(), rhs: yes.shape(), rule });
         }
-        let mut out = self.alloc(yes.len(), DType::F32);
+        let dtype = self.joint(&[yes, no]);
+        let mut out = self.alloc(yes.len(), dtype);
         let row = yes.len() / mask.len().max(1);
+        if let Some(gpu) = self.gpu() {
+            let (n, to, mask) = (yes.len(), Arg::View(out.at(), dtype), Arg::At(self.at(mask)));
+            let args = [to, mask, self.view(yes), self.view(no), Arg::U32(row), Arg::U32(n)];
+            gpu.launch("select_rows", Grid::elements(n), &args)?;
+            return Ok(self.push(out, yes.shape(), dtype, false));
+        }
         for (b, &flag) in self.i32(mask).iter().enumerate() {
             let range = b * row..(b + 1) * row;
             let source = if flag != 0 { yes } else { no };
             out.f32_mut()[range.clone()].copy_from_slice(&self.f32(source)[range]);
         }
-        Ok(self.push(out, yes.shape(), DType::F32, false))
+        Ok(self.push(out, yes.shape(), dtype, false))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Cutting and joining along a dimension: time, mostly.
 
 use super::Backward;
+use crate::cuda::{Arg, Gpu, Grid};
 use crate::{Buffer, DType, Error, Result, Shape, Tape, Tensor};
 
 /// A range along one dimension.
@@ -24,6 +25,33 @@ fn around(shape: Shape, axis: usize) -> (usize, usize) {
     (shape.dims()[..axis].iter().product(), shape.dims()[axis + 1..].iter().product())
 }
 
+/// Equal parts of memory on a GPU, `stride` elements apart from element `start` on.
+struct Blocks {
+    at: u64,
+    dtype: DType,
+    start: usize,
+    stride: usize,
+}
+
+/// `count` parts of `part` elements (+)= others.
+fn copy_blocks(gpu: &Gpu, to: Blocks, from: Blocks, part: usize, count: usize, add: bool) -> Result<()> {
+    let kernel = match to.dtype {
+        DType::F32 | DType::BF16 => "copy_blocks",
+        DType::I32 => "copy_blocks_words",
+        DType::U8 => "copy_blocks_bytes",
+    };
+    let n = part * count;
+    let place = |b: &Blocks| {
+        let at = if b.dtype.is_float() { Arg::View(b.at, b.dtype) } else { Arg::At(b.at) };
+        [at, Arg::U32(b.start), Arg::U32(b.stride)]
+    };
+    let mut args = [&place(&to)[..], &place(&from), &[Arg::U32(part), Arg::U32(n)]].concat();
+    if to.dtype.is_float() {
+        args.push(Arg::Flag(add));
+    }
+    gpu.launch(kernel, Grid::elements(n), &args)
+}
+
 impl Tape {
     /// x[.., start..end, ..] along `axis`, of any element type.
     pub fn slice(&mut self, x: Tensor, axis: usize, start: usize, end: usize) -> Result<Tensor> {
@@ -42,13 +70,21 @@ impl Tape {
         }
         let shape = x.shape().with_dim(axis, end - start);
         let (outer, inner) = around(x.shape(), axis);
-        let inner = inner * x.dtype().size();
         let mut out = self.alloc(shape.len(), x.dtype());
-        let (source, target) = (self.bytes(x), out.all_mut::<u8>());
-        let part = (end - start) * inner;
-        for o in 0..outer {
-            let from = (o * limit + start) * inner;
-            target[o * part..(o + 1) * part].copy_from_slice(&source[from..from + part]);
+        if let Some(gpu) = self.gpu() {
+            let part = (end - start) * inner;
+            let to = Blocks { at: out.at(), dtype: x.dtype(), start: 0, stride: part };
+            let (start, stride) = (start * inner, limit * inner);
+            let from = Blocks { at: self.at(x), dtype: x.dtype(), start, stride };
+            copy_blocks(gpu, to, from, part, outer, false)?;
+        } else {
+            let inner = inner * x.dtype().size();
+            let (source, target) = (self.bytes(x), out.all_mut::<u8>());
+            let part = (end - start) * inner;
+            for o in 0..outer {
+                let from = (o * limit + start) * inner;
+                target[o * part..(o + 1) * part].copy_from_slice(&source[from..from + part]);
+            }
         }
         let needs_grad = self.needs_grad(x);
         let out = self.push(out, shape, x.dtype(), needs_grad);
@@ -88,21 +124,28 @@ impl Tape {
         }
         let shape = first.shape().with_dim(axis, total);
         let (outer, inner) = around(shape, axis);
-        let inner = inner * first.dtype().size();
-        let mut out = self.alloc(shape.len(), first.dtype());
-        let target = out.all_mut::<u8>();
+        let dtype = if first.dtype().is_float() { self.joint(inputs) } else { first.dtype() };
+        let mut out = self.alloc(shape.len(), dtype);
+        let size = if self.gpu().is_some() { 1 } else { dtype.size() };
         let mut at = 0;
         for &input in inputs {
-            let part = input.dims()[axis] * inner;
-            let source = self.bytes(input);
-            for o in 0..outer {
-                let to = o * total * inner + at;
-                target[to..to + part].copy_from_slice(&source[o * part..(o + 1) * part]);
+            let part = input.dims()[axis] * inner * size;
+            if let Some(gpu) = self.gpu() {
+                let to = Blocks { at: out.at(), dtype, start: at, stride: total * inner };
+                let from = Blocks { at: self.at(input), dtype: input.dtype(), start: 0, stride: part };
+                copy_blocks(gpu, to, from, part, outer, false)?;
+            } else {
+                let (source, target) = (self.bytes(input), out.all_mut::<u8>());
+                for o in 0..outer {
+                    let to = o * total * inner * size + at;
+                    target[to..to + part].copy_from_slice(&source[o * part..(o + 1) * part]);
+                }
             }
             at += part;
         }
+
         let needs_grad = self.any_needs_grad(inputs);
-        let out = self.push(out, shape, first.dtype(), needs_grad);
+        let out = self.push(out, shape, dtype, needs_grad);
         if needs_grad {
             let inputs = self.keep_list(inputs);
             self.record(Concat { axis, inputs, out });
@@ -128,6 +171,13 @@ impl Tape {
             return Err(Error::IndexOutOfRange { op: OP, index: t as i64, position: 0, limit: time });
         }
         let row = tensor.shape().len() / batch.max(1);
+        if self.gpu().is_some() {
+            self.writable(buffer, tensor)?;
+            let at = self.buffer_at(buffer)?;
+            let to = Blocks { at, dtype: buffer.dtype(), start: t * row, stride: time * row };
+            let from = Blocks { at: self.at(tensor), dtype: tensor.dtype(), start: 0, stride: row };
+            return self.gpu().map_or(Ok(()), |gpu| copy_blocks(gpu, to, from, row, batch, false));
+        }
         for b in 0..batch {
             self.store_rows(buffer, (b * time + t) * row, tensor, b * row, row)?;
         }
@@ -140,12 +190,24 @@ impl Backward for Slice {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
         if let Some(mut grad) = tape.grad(self.x) {
             let accumulate = grad.accumulate;
+            let (outer, inner) = around(self.x.shape(), self.axis);
+            let (limit, part) = (self.x.dims()[self.axis], self.out.dims()[self.axis] * inner);
+            if let Some(gpu) = tape.gpu() {
+                if !accumulate {
+                    gpu.fill_bytes(grad.at(), 0, self.x.len() * grad.dtype().size());
+                }
+                let (start, stride) = (self.start * inner, limit * inner);
+                let to = Blocks { at: grad.at(), dtype: grad.dtype(), start, stride };
+                let from = Blocks { at: dy.at(), dtype: self.out.dtype(), start: 0, stride: part };
+                copy_blocks(gpu, to, from, part, outer, true)?;
+                tape.put_grad(grad);
+                tape.give_back(dy);
+                return Ok(());
+            }
             let dx = grad.slice();
             if !accumulate {
                 dx.fill(0.0);
             }
-            let (outer, inner) = around(self.x.shape(), self.axis);
-            let (limit, part) = (self.x.dims()[self.axis], self.out.dims()[self.axis] * inner);
             for o in 0..outer {
                 let to = (o * limit + self.start) * inner;
                 let target = dx[to..to + part].iter_mut();
@@ -167,15 +229,22 @@ impl Backward for Concat {
         for index in self.inputs.0..self.inputs.1 {
             let input = tape.kept(index);
             let part = input.dims()[self.axis] * inner;
-            if input.dtype() == DType::F32
+            if input.dtype().is_float()
                 && let Some(mut grad) = tape.grad(input)
             {
                 let accumulate = grad.accumulate;
-                let dx = grad.slice();
-                for o in 0..outer {
-                    let from = o * total * inner + at;
-                    for (d, g) in dx[o * part..(o + 1) * part].iter_mut().zip(&dy.f32()[from..]) {
-                        *d = if accumulate { *d + g } else { *g };
+                if let Some(gpu) = tape.gpu() {
+                    let to = Blocks { at: grad.at(), dtype: grad.dtype(), start: 0, stride: part };
+                    let stride = total * inner;
+                    let from = Blocks { at: dy.at(), dtype: self.out.dtype(), start: at, stride };
+                    copy_blocks(gpu, to, from, part, outer, accumulate)?;
+                } else {
+                    let dx = grad.slice();
+                    for o in 0..outer {
+                        let from = o * total * inner + at;
+                        for (d, g) in dx[o * part..(o + 1) * part].iter_mut().zip(&dy.f32()[from..]) {
+                            *d = if accumulate { *d + g } else { *g };
+                        }
                     }
                 }
                 tape.put_grad(grad);
@@ -228,7 +297,7 @@ mod tests {
 
     #[test]
     fn steps_of_a_recording_are_stored_apart() -> Result<()> {
-        let device = crate::Device::cpu(Some(1))?;
+        let device = crate::Device::under_test(1)?;
         let recording = device.buffer::<i32>("recording", [2, 3, 2]);
         crate::Stepper::new(&device, crate::Key::new(0, 0)).run(|tape| -> Result<()> {
             let x = integers(tape, &[1, 2, 3, 4]);

@@ -1,6 +1,7 @@
 use super::Backward;
 use crate::cpu;
-use crate::{DType, Error, Result, Tape, Tensor};
+use crate::cuda::{Arg, Grid};
+use crate::{Error, Result, Tape, Tensor};
 
 /// Every pixel four times.
 pub(crate) struct Upsample {
@@ -18,21 +19,27 @@ impl Tape {
         let &[batch, height, width, channels] = x.dims() else {
             return Err(Error::BadShape { op: OP, shape: x.shape(), rule: "x is [B, H, W, C]" });
         };
-        let mut out = self.alloc(4 * x.len(), DType::F32);
-        let xv = self.f32(x);
-        let line = width * channels;
-        // One task per input row: it becomes two output rows.
-        cpu::chunks_mut(out.f32_mut(), 4 * line, |row, out| {
-            let (top, bottom) = out.split_at_mut(2 * line);
-            let source = xv[row * line..(row + 1) * line].chunks_exact(channels);
-            for (out, x) in top.chunks_exact_mut(2 * channels).zip(source) {
-                out[..channels].copy_from_slice(x);
-                out[channels..].copy_from_slice(x);
-            }
-            bottom.copy_from_slice(top);
-        });
+        let mut out = self.alloc(4 * x.len(), x.dtype());
+        if let Some(gpu) = self.gpu() {
+            let (n, to) = (4 * x.len(), Arg::View(out.at(), x.dtype()));
+            let args = [to, self.view(x), Arg::U32(2 * width), Arg::U32(channels), Arg::U32(n)];
+            gpu.launch("upsample", Grid::elements(n), &args)?;
+        } else {
+            let xv = self.f32(x);
+            let line = width * channels;
+            // One task per input row: it becomes two output rows.
+            cpu::chunks_mut(out.f32_mut(), 4 * line, |row, out| {
+                let (top, bottom) = out.split_at_mut(2 * line);
+                let source = xv[row * line..(row + 1) * line].chunks_exact(channels);
+                for (out, x) in top.chunks_exact_mut(2 * channels).zip(source) {
+                    out[..channels].copy_from_slice(x);
+                    out[channels..].copy_from_slice(x);
+                }
+                bottom.copy_from_slice(top);
+            });
+        }
         let needs_grad = self.needs_grad(x);
-        let out = self.push(out, [batch, 2 * height, 2 * width, channels], DType::F32, needs_grad);
+        let out = self.push(out, [batch, 2 * height, 2 * width, channels], x.dtype(), needs_grad);
         if needs_grad {
             self.record(Upsample { x, out });
         }
@@ -47,17 +54,24 @@ impl Backward for Upsample {
         let line = width * channels;
         if let Some(mut grad) = tape.grad(self.x) {
             let accumulate = grad.accumulate;
-            cpu::chunks_mut(grad.slice(), line, |row, dx| {
-                let (top, bottom) = dy.f32()[row * 4 * line..(row + 1) * 4 * line].split_at(2 * line);
-                for (x, dx) in dx.chunks_exact_mut(channels).enumerate() {
-                    let pair = 2 * x * channels..(2 * x + 2) * channels;
-                    let (top, bottom) = (&top[pair.clone()], &bottom[pair]);
-                    for c in 0..channels {
-                        let sum = (top[c] + top[channels + c]) + (bottom[c] + bottom[channels + c]);
-                        dx[c] = if accumulate { dx[c] + sum } else { sum };
+            if let Some(gpu) = tape.gpu() {
+                let (n, dy) = (self.x.len(), Arg::View(dy.at(), self.out.dtype()));
+                let sizes = [Arg::U32(width), Arg::U32(channels), Arg::U32(n), Arg::Flag(accumulate)];
+                let args = [&[grad.view(), dy], &sizes[..]].concat();
+                gpu.launch("upsample_gradient", Grid::elements(n), &args)?;
+            } else {
+                cpu::chunks_mut(grad.slice(), line, |row, dx| {
+                    let (top, bottom) = dy.f32()[row * 4 * line..(row + 1) * 4 * line].split_at(2 * line);
+                    for (x, dx) in dx.chunks_exact_mut(channels).enumerate() {
+                        let pair = 2 * x * channels..(2 * x + 2) * channels;
+                        let (top, bottom) = (&top[pair.clone()], &bottom[pair]);
+                        for c in 0..channels {
+                            let sum = (top[c] + top[channels + c]) + (bottom[c] + bottom[channels + c]);
+                            dx[c] = if accumulate { dx[c] + sum } else { sum };
+                        }
                     }
-                }
-            });
+                });
+            }
             tape.put_grad(grad);
         }
         tape.give_back(dy);

@@ -1,0 +1,239 @@
+//! 3x3 convolutions by cuDNN.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+
+use cudarc::cudnn::{result, sys};
+use cudarc::driver::sys::CUstream;
+
+use super::{Convolution, Direction};
+use crate::{DType, Error, Result};
+
+pub(super) struct Convolutions {
+    handle: sys::cudnnHandle_t,
+    plans: HashMap<Convolution, Plan>,
+    chosen: HashMap<(Convolution, Direction), Algorithm>,
+}
+
+// SAFETY: the handle may be used from any thread, one at a time.
+unsafe impl Send for Convolutions {}
+
+/// The descriptors of one convolution.
+struct Plan {
+    x: sys::cudnnTensorDescriptor_t,
+    y: sys::cudnnTensorDescriptor_t,
+    weight: sys::cudnnFilterDescriptor_t,
+    how: sys::cudnnConvolutionDescriptor_t,
+}
+
+#[derive(Clone, Copy)]
+enum Algorithm {
+    Forward(sys::cudnnConvolutionFwdAlgo_t),
+    InputGradient(sys::cudnnConvolutionBwdDataAlgo_t),
+    WeightGradient(sys::cudnnConvolutionBwdFilterAlgo_t),
+}
+
+fn failed(e: result::CudnnError) -> Error {
+    Error::Gpu { what: "a convolution", reason: e.to_string() }
+}
+
+/// The first of the suggested algorithms that works, gives the same bits every time and fits into the workspace.
+macro_rules! suggested {
+    ($query:path, $perf:ty, $handle:expr, $a:expr, $b:expr, $c:expr, $d:expr, $room:expr) => {{
+        let mut count = 0;
+        // SAFETY: plain numbers, filled by the library up to `count`.
+        let mut results: [$perf; 10] = unsafe { std::mem::zeroed() };
+        // SAFETY: all descriptors are alive.
+        unsafe { $query($handle, $a, $b, $c, $d, 10, &mut count, results.as_mut_ptr()) }.map_err(failed)?;
+        let usable = |r: &&$perf| {
+            r.status == sys::cudnnStatus_t::CUDNN_STATUS_SUCCESS
+                && r.determinism == sys::cudnnDeterminism_t::CUDNN_DETERMINISTIC
+                && r.memory <= $room
+        };
+        let found = results[..count as usize].iter().find(usable).map(|r| r.algo);
+        found.ok_or_else(|| Error::Gpu {
+            what: "a convolution",
+            reason: "cuDNN knows no algorithm for it".into(),
+        })?
+    }};
+}
+
+impl Convolutions {
+    pub fn new(stream: CUstream) -> Result<Convolutions> {
+        let handle = result::create_handle().map_err(failed)?;
+        // SAFETY: the stream outlives the handle.
+        unsafe { result::set_stream(handle, stream.cast()) }.map_err(failed)?;
+        Ok(Convolutions { handle, plans: HashMap::new(), chosen: HashMap::new() })
+    }
+
+    pub fn run(
+        &mut self,
+        shape: &Convolution,
+        direction: Direction,
+        (x, weight, y): (u64, u64, u64),
+        accumulate: bool,
+        (workspace, room): (u64, usize),
+    ) -> Result<()> {
+        if !self.plans.contains_key(shape) {
+            self.plans.insert(*shape, Plan::new(shape)?);
+        }
+        let plan = &self.plans[shape];
+        let algorithm = match self.chosen.get(&(*shape, direction)) {
+            Some(&algorithm) => algorithm,
+            None => {
+                let algorithm = plan.choose(self.handle, direction, room)?;
+                self.chosen.insert((*shape, direction), algorithm);
+                algorithm
+            }
+        };
+        let (one, beta) = (1.0f32, if accumulate { 1.0f32 } else { 0.0 });
+        let (one, beta): (*const c_void, *const c_void) =
+            (std::ptr::from_ref(&one).cast(), std::ptr::from_ref(&beta).cast());
+        let (x, w, y, space) =
+            (x as *mut c_void, weight as *mut c_void, y as *mut c_void, workspace as *mut c_void);
+        // SAFETY: descriptors are alive and describe the caller's blocks.
+        unsafe {
+            match algorithm {
+                Algorithm::Forward(algorithm) => result::convolution_forward(
+                    self.handle,
+                    one,
+                    plan.x,
+                    x,
+                    plan.weight,
+                    w,
+                    plan.how,
+                    algorithm,
+                    space,
+                    room,
+                    beta,
+                    plan.y,
+                    y,
+                ),
+                Algorithm::InputGradient(algorithm) => result::convolution_backward_data(
+                    self.handle,
+                    one,
+                    plan.weight,
+                    w,
+                    plan.y,
+                    y,
+                    plan.how,
+                    algorithm,
+                    space,
+                    room,
+                    beta,
+                    plan.x,
+                    x,
+                ),
+                Algorithm::WeightGradient(algorithm) => result::convolution_backward_filter(
+                    self.handle,
+                    one,
+                    plan.x,
+                    x,
+                    plan.y,
+                    y,
+                    plan.how,
+                    algorithm,
+                    space,
+                    room,
+                    beta,
+                    plan.weight,
+                    w,
+                ),
+            }
+        }
+        .map_err(failed)
+    }
+}
+
+impl Drop for Convolutions {
+    fn drop(&mut self) {
+        self.plans.clear();
+        // SAFETY: created in `new`.
+        unsafe {
+            let _ = result::destroy_handle(self.handle);
+        }
+    }
+}
+
+impl Plan {
+    fn new(s: &Convolution) -> Result<Plan> {
+        let (dtype, math) = match s.dtype {
+            DType::BF16 => {
+                (sys::cudnnDataType_t::CUDNN_DATA_BFLOAT16, sys::cudnnMathType_t::CUDNN_TENSOR_OP_MATH)
+            }
+            _ => (sys::cudnnDataType_t::CUDNN_DATA_FLOAT, sys::cudnnMathType_t::CUDNN_FMA_MATH),
+        };
+        let nhwc = sys::cudnnTensorFormat_t::CUDNN_TENSOR_NHWC;
+        let (padding, stride) = if s.stride == 1 { (1, 1) } else { (0, 2) };
+        let out = |size: usize| (size + 2 * padding - 3) / s.stride + 1;
+        let dims = |c: usize, h: usize, w: usize| [s.batch as i32, c as i32, h as i32, w as i32];
+        let plan = Plan {
+            x: result::create_tensor_descriptor().map_err(failed)?,
+            y: result::create_tensor_descriptor().map_err(failed)?,
+            weight: result::create_filter_descriptor().map_err(failed)?,
+            how: result::create_convolution_descriptor().map_err(failed)?,
+        };
+        // SAFETY: descriptors that were just created.
+        unsafe {
+            let x = dims(s.inputs, s.height, s.width);
+            result::set_tensor4d_descriptor(plan.x, nhwc, dtype, x).map_err(failed)?;
+            let y = dims(s.outputs, out(s.height), out(s.width));
+            result::set_tensor4d_descriptor(plan.y, nhwc, dtype, y).map_err(failed)?;
+            let weight = [s.outputs as i32, s.inputs as i32, 3, 3];
+            result::set_filter4d_descriptor(plan.weight, dtype, nhwc, weight).map_err(failed)?;
+            let (p, mode) = (padding as i32, sys::cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION);
+            let compute = sys::cudnnDataType_t::CUDNN_DATA_FLOAT;
+            result::set_convolution2d_descriptor(plan.how, p, p, stride, stride, 1, 1, mode, compute)
+                .map_err(failed)?;
+            result::set_convolution_math_type(plan.how, math).map_err(failed)?;
+        }
+        Ok(plan)
+    }
+
+    fn choose(&self, handle: sys::cudnnHandle_t, direction: Direction, room: usize) -> Result<Algorithm> {
+        Ok(match direction {
+            Direction::Forward => Algorithm::Forward(suggested!(
+                result::get_convolution_forward_algorithm,
+                sys::cudnnConvolutionFwdAlgoPerf_t,
+                handle,
+                self.x,
+                self.weight,
+                self.how,
+                self.y,
+                room
+            )),
+            Direction::InputGradient => Algorithm::InputGradient(suggested!(
+                result::get_convolution_backward_data_algorithm,
+                sys::cudnnConvolutionBwdDataAlgoPerf_t,
+                handle,
+                self.weight,
+                self.y,
+                self.how,
+                self.x,
+                room
+            )),
+            Direction::WeightGradient => Algorithm::WeightGradient(suggested!(
+                result::get_convolution_backward_filter_algorithm,
+                sys::cudnnConvolutionBwdFilterAlgoPerf_t,
+                handle,
+                self.x,
+                self.y,
+                self.how,
+                self.weight,
+                room
+            )),
+        })
+    }
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`.
+        unsafe {
+            let _ = result::destroy_tensor_descriptor(self.x);
+            let _ = result::destroy_tensor_descriptor(self.y);
+            let _ = result::destroy_filter_descriptor(self.weight);
+            let _ = result::destroy_convolution_descriptor(self.how);
+        }
+    }
+}

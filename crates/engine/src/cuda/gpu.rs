@@ -1,0 +1,439 @@
+//! One GPU: its memory, its stream, and what runs on it.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::{result, sys};
+
+use super::conv::Convolutions;
+use super::gemm::Products;
+use super::module::Module;
+use super::{Arg, Convolution, Direction, Grid, Product, library};
+use crate::{DType, Error, Precision, Result};
+
+/// Working memory of cuBLASLt and cuDNN.
+const WORKSPACE: usize = 256 << 20;
+/// Words of the fault report: code, op, value, position, limit.
+const FAULT_WORDS: usize = 5;
+
+/// What memory on the GPU needs to live and to be freed.
+struct Core {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    /// Bytes in use, and the most there were.
+    used: AtomicUsize,
+    peak: AtomicUsize,
+    /// The first thing that went wrong where nothing could be returned; every later call reports it.
+    failure: Mutex<Option<Error>>,
+    /// Where kernels report what they find wrong.
+    fault: u64,
+    /// Names of ops that report faults, by number.
+    ops: Mutex<Vec<&'static str>>,
+}
+
+// SAFETY: the handles are the driver's, which may be used from any thread that has entered the context; all work goes to one stream, in order.
+unsafe impl Send for Core {}
+// SAFETY: as above.
+unsafe impl Sync for Core {}
+
+pub(crate) struct Gpu {
+    // Freed before the core, whose context they need.
+    module: Module,
+    products: Mutex<Products>,
+    convolutions: Mutex<Convolutions>,
+    workspace: DeviceMemory,
+    name: String,
+    precision: Precision,
+    core: Arc<Core>,
+}
+
+pub(super) fn driver(what: &'static str) -> impl Fn(result::DriverError) -> Error {
+    move |e| {
+        let reason = match e.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                "its memory is full; smaller batches need less, or other programs use it".into()
+            }
+            _ => e.to_string(),
+        };
+        Error::Gpu { what, reason }
+    }
+}
+
+impl Core {
+    fn enter(&self) -> Result<()> {
+        // SAFETY: the context is alive as long as the core.
+        unsafe { result::ctx::set_current(self.context) }.map_err(driver("choosing the GPU"))
+    }
+
+    fn fail(&self, error: Error) {
+        if let Ok(mut failure) = self.failure.lock() {
+            failure.get_or_insert(error);
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let failure = self.failure.lock().ok().and_then(|failure| failure.clone());
+        failure.map_or(Ok(()), Err)
+    }
+
+    fn wait(&self) -> Result<()> {
+        self.check()?;
+        self.enter()?;
+        // SAFETY: the stream is alive as long as the core.
+        unsafe { result::stream::synchronize(self.stream) }.map_err(driver("waiting for the GPU"))?;
+        self.check_faults()
+    }
+
+    fn check_faults(&self) -> Result<()> {
+        let mut words = [0i32; FAULT_WORDS];
+        // SAFETY: the words were allocated in `Gpu::new`, and nothing is running.
+        unsafe { result::memcpy_dtoh_sync(&mut words, self.fault) }.map_err(driver("waiting for the GPU"))?;
+        let [code, op, value, position, limit] = words;
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: as above.
+        unsafe { result::memset_d8_sync(self.fault, 0, FAULT_WORDS * 4) }
+            .map_err(driver("waiting for the GPU"))?;
+        let op = self.ops.lock().ok().and_then(|ops| ops.get(op as usize).copied()).unwrap_or("a kernel");
+        Err(match code {
+            1 => Error::IndexOutOfRange {
+                op,
+                index: i64::from(value),
+                position: position as usize,
+                limit: limit as usize,
+            },
+            _ => Error::NotFinite { what: op, value: f32::from_bits(value as u32) },
+        })
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // SAFETY: created in `Gpu::new`, used by nobody any more: everything that uses them holds the core.
+        unsafe {
+            let _ = result::stream::synchronize(self.stream);
+            let _ = result::stream::destroy(self.stream);
+            let _ = result::primary_ctx::release(self.device);
+        }
+    }
+}
+
+impl Gpu {
+    pub fn new(precision: Precision) -> Result<Arc<Gpu>> {
+        library::load()?;
+        let none = |reason: String| Error::NoGpu { reason };
+        result::init().map_err(|e| none(format!("the NVIDIA driver does not start: {e}")))?;
+        let count = result::device::get_count().map_err(driver("counting GPUs"))?;
+        if count == 0 {
+            return Err(none("the NVIDIA driver sees no GPU".into()));
+        }
+        let device = result::device::get(0).map_err(driver("finding the GPU"))?;
+        let name = result::device::get_name(device).map_err(driver("finding the GPU"))?;
+        // SAFETY: a valid device; released when the core is dropped.
+        let context = unsafe { result::primary_ctx::retain(device) }.map_err(driver("starting the GPU"))?;
+        // SAFETY: the context was just retained.
+        unsafe { result::ctx::set_current(context) }.map_err(driver("starting the GPU"))?;
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
+            .map_err(driver("starting the GPU"))?;
+        // SAFETY: freed with the context.
+        let fault = unsafe {
+            let fault = result::malloc_sync(FAULT_WORDS * 4).map_err(driver("taking memory"))?;
+            result::memset_d8_sync(fault, 0, FAULT_WORDS * 4).map_err(driver("taking memory"))?;
+            fault
+        };
+        let core = Arc::new(Core {
+            device,
+            context,
+            stream,
+            used: AtomicUsize::new(0),
+            peak: AtomicUsize::new(0),
+            failure: Mutex::new(None),
+            fault,
+            ops: Mutex::new(Vec::new()),
+        });
+        let attribute = |which| {
+            // SAFETY: a valid device.
+            unsafe { result::device::get_attribute(device, which) }.map_err(driver("asking the GPU"))
+        };
+        use sys::CUdevice_attribute as Attribute;
+        let capability = (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        );
+        if capability < (8, 0) {
+            let (major, minor) = capability;
+            return Err(none(format!(
+                "{name} has compute capability {major}.{minor}; at least 8.0 is needed"
+            )));
+        }
+        let gpu = Gpu {
+            module: Module::new(capability)?,
+            products: Mutex::new(Products::new()?),
+            convolutions: Mutex::new(Convolutions::new(stream)?),
+            workspace: DeviceMemory::new(&core, WORKSPACE),
+            name,
+            precision,
+            core: core.clone(),
+        };
+        core.check()?;
+        Ok(Arc::new(gpu))
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// Makes this thread one that can talk to the GPU.
+    pub fn enter(&self) -> Result<()> {
+        self.core.enter()
+    }
+
+    pub fn synchronise(&self) -> Result<()> {
+        self.core.wait()
+    }
+
+    /// (bytes in use, the most there were)
+    pub fn memory(&self) -> (usize, usize) {
+        (self.core.used.load(Ordering::Relaxed), self.core.peak.load(Ordering::Relaxed))
+    }
+
+    /// Zeroed memory. If there is none left, the next call that can fail says so.
+    pub fn allocate(&self, bytes: usize) -> DeviceMemory {
+        DeviceMemory::new(&self.core, bytes)
+    }
+
+    pub fn fill_bytes(&self, at: u64, byte: u8, count: usize) {
+        // SAFETY: callers fill memory of their own.
+        let done = unsafe { result::memset_d8_async(at, byte, count, self.core.stream) };
+        if let Err(e) = done {
+            self.core.fail(driver("filling memory")(e));
+        }
+    }
+
+    pub fn fill_words(&self, at: u64, word: u32, count: usize) -> Result<()> {
+        // SAFETY: callers fill memory of their own.
+        unsafe { sys::cuMemsetD32Async(at, word, count, self.core.stream) }
+            .result()
+            .map_err(driver("filling memory"))
+    }
+
+    pub fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        // SAFETY: callers copy between blocks of their own.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.core.stream) }
+            .map_err(driver("copying memory"))
+    }
+
+    /// Copies a few bytes from the host. They may be reused at once.
+    pub fn upload(&self, to: u64, bytes: &[u8]) -> Result<()> {
+        // SAFETY: callers write memory of their own; pageable memory is staged before the call returns.
+        unsafe { result::memcpy_htod_async(to, bytes, self.core.stream) }
+            .map_err(driver("copying to the GPU"))
+    }
+
+    pub fn launch(&self, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
+        self.core.check()?;
+        let function = self.module.function(kernel)?;
+        let mut words: Vec<[u64; 2]> = args.iter().map(|arg| pack(*arg)).collect();
+        let mut pointers: Vec<*mut c_void> =
+            words.iter_mut().map(|word| std::ptr::from_mut(word).cast()).collect();
+        let blocks = (grid.blocks.0 as u32, grid.blocks.1 as u32, 1);
+        let threads = (grid.threads as u32, 1, 1);
+        // SAFETY: the arguments are those of the kernel (each op's tests launch it), and outlive the call, which copies them.
+        unsafe {
+            result::launch_kernel(
+                function,
+                blocks,
+                threads,
+                grid.shared as u32,
+                self.core.stream,
+                &mut pointers,
+            )
+        }
+        .map_err(driver(kernel))
+    }
+
+    pub fn product(&self, product: &Product) -> Result<()> {
+        self.core.check()?;
+        let mut products = lock(&self.products)?;
+        products.run(product, self.core.stream, self.workspace.at(), WORKSPACE)
+    }
+
+    pub fn convolve(
+        &self,
+        shape: &Convolution,
+        direction: Direction,
+        x: u64,
+        weight: u64,
+        y: u64,
+        accumulate: bool,
+    ) -> Result<()> {
+        self.core.check()?;
+        let mut convolutions = lock(&self.convolutions)?;
+        convolutions.run(shape, direction, (x, weight, y), accumulate, (self.workspace.at(), WORKSPACE))
+    }
+
+    /// Where kernels report what they find wrong.
+    pub fn fault(&self) -> u64 {
+        self.core.fault
+    }
+
+    /// The number under which an op reports faults.
+    pub fn op(&self, name: &'static str) -> i32 {
+        let Ok(mut ops) = self.core.ops.lock() else { return 0 };
+        let found = ops.iter().position(|op| *op == name).unwrap_or_else(|| {
+            ops.push(name);
+            ops.len() - 1
+        });
+        found as i32
+    }
+
+    /// From here to [`end_recording`](Gpu::end_recording) work is written down instead of done.
+    pub fn begin_recording(&self) -> Result<()> {
+        self.core.check()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is alive and nobody else records on it.
+        unsafe { result::stream::begin_capture(self.core.stream, mode) }.map_err(driver("recording a step"))
+    }
+
+    pub fn end_recording(&self) -> Result<Graph> {
+        // SAFETY: begun by `begin_recording`.
+        let graph =
+            unsafe { result::stream::end_capture(self.core.stream) }.map_err(driver("recording a step"))?;
+        self.core.check()?;
+        // SAFETY: a graph that was just recorded; its executable form does not need it any more.
+        let exec = unsafe {
+            let exec = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
+            let _ = result::graph::destroy(graph);
+            exec
+        };
+        Ok(Graph { exec: exec.map_err(driver("preparing a recorded step"))?, core: self.core.clone() })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> Result<std::sync::MutexGuard<'_, T>> {
+    let gone = |_| Error::Gpu { what: "using the GPU", reason: "another thread failed while it did".into() };
+    mutex.lock().map_err(gone)
+}
+
+/// An argument as the driver reads it: its bytes first.
+fn pack(arg: Arg) -> [u64; 2] {
+    match arg {
+        Arg::At(at) => [at, 0],
+        Arg::View(at, dtype) => [at, u64::from(dtype == DType::BF16)],
+        Arg::U32(x) => [x as u64, 0],
+        Arg::I32(x) => [u64::from(x as u32), 0],
+        Arg::F32(x) => [u64::from(x.to_bits()), 0],
+        Arg::F64(x) => [x.to_bits(), 0],
+        Arg::Flag(x) => [u64::from(x), 0],
+    }
+}
+
+/// Memory of the GPU, zeroed when it is made.
+pub(crate) struct DeviceMemory {
+    core: Arc<Core>,
+    at: u64,
+    bytes: usize,
+}
+
+impl DeviceMemory {
+    fn new(core: &Arc<Core>, bytes: usize) -> DeviceMemory {
+        let make = || -> Result<u64> {
+            core.check()?;
+            core.enter()?;
+            // SAFETY: freed when this is dropped.
+            let at = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(driver("taking memory"))?;
+            // SAFETY: just allocated.
+            unsafe { result::memset_d8_async(at, 0, bytes.max(1), core.stream) }
+                .map_err(driver("taking memory"))?;
+            Ok(at)
+        };
+        let at = make().unwrap_or_else(|error| {
+            core.fail(error);
+            0
+        });
+        if at != 0 {
+            let used = core.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
+            core.peak.fetch_max(used, Ordering::Relaxed);
+        }
+        DeviceMemory { core: core.clone(), at, bytes }
+    }
+
+    pub fn at(&self) -> u64 {
+        self.at
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Replaces the bytes from `start` on, after everything asked for before.
+    pub fn write(&self, start: usize, bytes: &[u8]) -> Result<()> {
+        self.core.check()?;
+        self.core.enter()?;
+        // SAFETY: inside the allocation (callers check ranges); pageable memory is staged before the call returns.
+        unsafe { result::memcpy_htod_async(self.at + start as u64, bytes, self.core.stream) }
+            .map_err(driver("copying to the GPU"))
+    }
+
+    /// Waits for the GPU and copies bytes from `start` on.
+    pub fn read(&self, start: usize, bytes: &mut [u8]) -> Result<()> {
+        self.core.check()?;
+        self.core.enter()?;
+        // SAFETY: inside the allocation; waited for before the slice is used.
+        unsafe { result::memcpy_dtoh_async(bytes, self.at + start as u64, self.core.stream) }
+            .map_err(driver("copying from the GPU"))?;
+        self.core.wait()
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        if self.at != 0 {
+            self.core.used.fetch_sub(self.bytes, Ordering::Relaxed);
+            // SAFETY: allocated in `new`; work that uses it was asked for before, and freeing waits for it.
+            unsafe {
+                let _ = result::ctx::set_current(self.core.context);
+                let _ = result::free_sync(self.at);
+            }
+        }
+    }
+}
+
+/// A recorded step.
+pub(crate) struct Graph {
+    exec: sys::CUgraphExec,
+    core: Arc<Core>,
+}
+
+// SAFETY: as for the core.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    pub fn launch(&self) -> Result<()> {
+        self.core.check()?;
+        // SAFETY: both are alive; the memory it uses is kept by whoever keeps the graph.
+        unsafe { result::graph::launch(self.exec, self.core.stream) }
+            .map_err(driver("running a recorded step"))
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: created in `end_recording`.
+        unsafe {
+            let _ = result::stream::synchronize(self.core.stream);
+            let _ = result::graph::exec_destroy(self.exec);
+        }
+    }
+}
+
+/// Compiled functions by name.
+pub(super) type Functions = Mutex<HashMap<&'static str, usize>>;

@@ -1,0 +1,179 @@
+// What all kernels share: numbers of either type behind one handle, reductions, random numbers.
+//
+// A tensor of numbers is stored as f32 or as bf16. Kernels take a View and compute in f32; the branch on the type is the same for all
+// threads. The four-wide loads need an index and a length that are multiples of four.
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned char u8;
+typedef unsigned long long u64;
+
+struct View {
+    void* p;
+    u64 bf16;
+};
+
+__device__ __forceinline__ float widen(u16 x) { return __uint_as_float((u32)x << 16); }
+
+__device__ __forceinline__ u32 narrow_pair(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+__device__ __forceinline__ u16 narrow(float x) { return (u16)narrow_pair(x, 0.0f); }
+
+__device__ __forceinline__ float get(View v, size_t i) {
+    return v.bf16 ? widen(((const u16*)v.p)[i]) : ((const float*)v.p)[i];
+}
+
+__device__ __forceinline__ void put(View v, size_t i, float x) {
+    if (v.bf16) ((u16*)v.p)[i] = narrow(x);
+    else ((float*)v.p)[i] = x;
+}
+
+__device__ __forceinline__ void put_or_add(View v, size_t i, float x, int add) { put(v, i, add ? get(v, i) + x : x); }
+
+__device__ __forceinline__ float4 get4(View v, size_t i) {
+    if (v.bf16) {
+        uint2 w = *(const uint2*)((const u16*)v.p + i);
+        return make_float4(__uint_as_float(w.x << 16), __uint_as_float(w.x & 0xffff0000u), __uint_as_float(w.y << 16),
+                           __uint_as_float(w.y & 0xffff0000u));
+    }
+    return *(const float4*)((const float*)v.p + i);
+}
+
+__device__ __forceinline__ void put4(View v, size_t i, float4 x) {
+    if (v.bf16) *(uint2*)((u16*)v.p + i) = make_uint2(narrow_pair(x.x, x.y), narrow_pair(x.z, x.w));
+    else *(float4*)((float*)v.p + i) = x;
+}
+
+__device__ __forceinline__ void put4_or_add(View v, size_t i, float4 x, int add) {
+    if (add) {
+        float4 o = get4(v, i);
+        x.x += o.x; x.y += o.y; x.z += o.z; x.w += o.w;
+    }
+    put4(v, i, x);
+}
+
+#define EACH(i, n) for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += (size_t)gridDim.x * blockDim.x)
+
+// The statements for each of the four elements `e`, with part<e>(v) for that of a float4.
+#define FOUR(...) { { constexpr int e = 0; __VA_ARGS__ } { constexpr int e = 1; __VA_ARGS__ } { constexpr int e = 2; __VA_ARGS__ } { constexpr int e = 3; __VA_ARGS__ } }
+
+template <int E> __device__ __forceinline__ float& part(float4& v) {
+    if (E == 0) return v.x;
+    if (E == 1) return v.y;
+    if (E == 2) return v.z;
+    return v.w;
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+    for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(~0u, x, o);
+    return x;
+}
+
+__device__ __forceinline__ double warp_sum(double x) {
+    for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(~0u, x, o);
+    return x;
+}
+
+// The larger; NaN wins, so that it is not lost.
+__device__ __forceinline__ float larger(float a, float b) { return (a > b || a != a) ? a : b; }
+
+__device__ __forceinline__ float warp_max(float x) {
+    for (int o = 16; o; o >>= 1) x = larger(x, __shfl_xor_sync(~0u, x, o));
+    return x;
+}
+
+// The sum over the block, in every thread. Blocks are whole warps.
+template <typename T> __device__ T block_sum(T x) {
+    __shared__ T parts[32];
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = (blockDim.x + 31) >> 5;
+    x = warp_sum(x);
+    __syncthreads();
+    if (lane == 0) parts[warp] = x;
+    __syncthreads();
+    return warp_sum(lane < warps ? parts[lane] : (T)0);
+}
+
+__device__ float block_max(float x) {
+    __shared__ float parts[32];
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = (blockDim.x + 31) >> 5;
+    x = warp_max(x);
+    __syncthreads();
+    if (lane == 0) parts[warp] = x;
+    __syncthreads();
+    return warp_max(lane < warps ? parts[lane] : -__int_as_float(0x7f800000));
+}
+
+// ---- random numbers: Philox4x32-10, the same as on the CPU ----
+
+// [key, key, step, step of the step's draws]; the draw's number comes with the launch.
+struct Draw {
+    u32 key0, key1, site, step0, step1;
+};
+
+__device__ __forceinline__ Draw draw_of(const u32* state, u32 site) {
+    Draw d = {state[0], state[1], site, state[2], state[3]};
+    return d;
+}
+
+// Numbers 4 * block .. 4 * block + 3 of the draw.
+__device__ __forceinline__ uint4 philox(Draw d, u32 block) {
+    u32 x0 = block, x1 = d.site, x2 = d.step0, x3 = d.step1, k0 = d.key0, k1 = d.key1;
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        u32 a_high = __umulhi(x0, 0xD2511F53u), a_low = x0 * 0xD2511F53u;
+        u32 b_high = __umulhi(x2, 0xCD9E8D57u), b_low = x2 * 0xCD9E8D57u;
+        x0 = b_high ^ x1 ^ k0;
+        x1 = b_low;
+        x2 = a_high ^ x3 ^ k1;
+        x3 = a_low;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return make_uint4(x0, x1, x2, x3);
+}
+
+__device__ __forceinline__ u32 random_bits(Draw d, u32 index) {
+    uint4 q = philox(d, index / 4);
+    u32 r = index % 4;
+    return r == 0 ? q.x : r == 1 ? q.y : r == 2 ? q.z : q.w;
+}
+
+__device__ __forceinline__ float unit(u32 bits) { return (float)(bits >> 8) * (1.0f / 16777216.0f); }
+
+__device__ __forceinline__ float open_unit(u32 bits) { return ((float)(bits >> 9) + 0.5f) * (1.0f / 8388608.0f); }
+
+// ---- faults: what a kernel finds wrong is written down once and reported when the host next reads ----
+
+// [code, op, value, position, limit]
+__device__ void report(int* fault, int code, int op, int value, int position, int limit) {
+    if (atomicCAS(fault, 0, code) == 0) {
+        fault[1] = op;
+        fault[2] = value;
+        fault[3] = position;
+        fault[4] = limit;
+    }
+}
+
+#define INDEX_OUT_OF_RANGE 1
+#define NOT_FINITE 2
+
+extern "C" __global__ void check_indices(const int* x, u32 n, int low, int limit, int op, int* fault) {
+    EACH(i, n) if (x[i] < low || x[i] >= limit) report(fault, INDEX_OUT_OF_RANGE, op, x[i], (int)i, limit);
+}
+
+extern "C" __global__ void check_finite(const float* x, int op, int* fault) {
+    if (!isfinite(*x)) report(fault, NOT_FINITE, op, __float_as_int(*x), 0, 0);
+}
+
+// ---- activations ----
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
+__device__ __forceinline__ float relu(float x) { return x < 0.0f ? 0.0f : x; }
+__device__ __forceinline__ float gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678f)); }
+__device__ __forceinline__ float gelu_slope(float x) {
+    return 0.5f * (1.0f + erff(x * 0.70710678f)) + x * 0.39894228f * __expf(-0.5f * x * x);
+}

@@ -1,0 +1,245 @@
+// One result per element.
+
+// out (+)= x, of any types
+extern "C" __global__ void copy(View out, View x, u32 n, int add) {
+    if (n % 4 == 0) EACH(j, n / 4) put4_or_add(out, 4 * j, get4(x, 4 * j), add);
+    else EACH(i, n) put_or_add(out, i, get(x, i), add);
+}
+
+// The same for parts that do not start at a multiple of four elements.
+extern "C" __global__ void copy_at(View out, u32 to, View x, u32 from, u32 n, int add) {
+    EACH(i, n) put_or_add(out, to + i, get(x, from + i), add);
+}
+
+#define BINARY(name, formula)                                                      \
+    extern "C" __global__ void name(View out, View x, View y, u32 n) {             \
+        if (n % 4 == 0) EACH(j, n / 4) {                                           \
+            float4 a = get4(x, 4 * j), b = get4(y, 4 * j), o;                      \
+            FOUR({ float x = part<e>(a), y = part<e>(b); part<e>(o) = (formula); }) \
+            put4(out, 4 * j, o);                                                   \
+        }                                                                          \
+        else EACH(i, n) {                                                          \
+            float x_ = get(x, i), y_ = get(y, i);                                  \
+            { float x = x_, y = y_; put(out, i, (formula)); }                      \
+        }                                                                          \
+    }
+
+BINARY(add, x + y)
+BINARY(mul, x * y)
+
+// d (+)= dy * other
+extern "C" __global__ void mul_gradient(View d, View dy, View other, u32 n, int add) {
+    EACH(i, n) put_or_add(d, i, get(dy, i) * get(other, i), add);
+}
+
+#define UNARY(name, formula)                                                          \
+    extern "C" __global__ void name(View out, View in, u32 n, float p, float q) {     \
+        if (n % 4 == 0) EACH(j, n / 4) {                                              \
+            float4 a = get4(in, 4 * j), o;                                            \
+            FOUR({ float x = part<e>(a); part<e>(o) = (formula); })                   \
+            put4(out, 4 * j, o);                                                      \
+        }                                                                             \
+        else EACH(i, n) { float x = get(in, i); put(out, i, (formula)); }             \
+    }
+
+UNARY(affine, x * p + q)
+UNARY(clamp_values, fminf(fmaxf(x, p), q))
+UNARY(relu_values, relu(x))
+UNARY(gelu_values, gelu(x))
+
+// dy <- dy * slope(y), in place
+#define SLOPE(name, formula)                                                              \
+    extern "C" __global__ void name(View dy, View saved, u32 n) {                         \
+        if (n % 4 == 0) EACH(j, n / 4) {                                                  \
+            float4 d = get4(dy, 4 * j), s = get4(saved, 4 * j);                           \
+            FOUR({ float g = part<e>(d), y = part<e>(s); part<e>(d) = (formula); })       \
+            put4(dy, 4 * j, d);                                                           \
+        }                                                                                 \
+        else EACH(i, n) { float g = get(dy, i), y = get(saved, i); put(dy, i, (formula)); } \
+    }
+
+SLOPE(relu_gradient, y > 0.0f ? g : 0.0f)
+SLOPE(gelu_gradient, g * gelu_slope(y))
+
+// x + bias per column, + residual, relu; in place
+extern "C" __global__ void finish_rows(View x, const float* bias, View residual, u32 n, u32 columns, int with_relu) {
+    if (columns % 4 == 0) EACH(j, n / 4) {
+        float4 v = get4(x, 4 * j);
+        if (bias) {
+            float4 b = *(const float4*)(bias + 4 * j % columns);
+            v.x += b.x; v.y += b.y; v.z += b.z; v.w += b.w;
+        }
+        if (residual.p) {
+            float4 r = get4(residual, 4 * j);
+            v.x += r.x; v.y += r.y; v.z += r.z; v.w += r.w;
+        }
+        if (with_relu) FOUR({ part<e>(v) = relu(part<e>(v)); })
+        put4(x, 4 * j, v);
+    }
+    else EACH(i, n) {
+        float v = get(x, i);
+        if (bias) v += bias[i % columns];
+        if (residual.p) v += get(residual, i);
+        put(x, i, with_relu ? relu(v) : v);
+    }
+}
+
+extern "C" __global__ void from_bytes(View out, const u8* x, u32 n, float scale, float shift) {
+    EACH(i, n) put(out, i, (float)x[i] * scale + shift);
+}
+
+extern "C" __global__ void from_integers(View out, const int* x, u32 n, float scale, float shift) {
+    EACH(i, n) put(out, i, (float)x[i] * scale + shift);
+}
+
+// out (+)= x * mask / (1 - rate) + residual
+extern "C" __global__ void dropout(View out, View x, View residual, u32 n, float rate, const u32* state, u32 site, int add) {
+    Draw d = draw_of(state, site);
+    float keep = 1.0f / (1.0f - rate);
+    EACH(j, (n + 3) / 4) {
+        uint4 bits = philox(d, (u32)j);
+        if (4 * j + 4 <= n && n % 4 == 0) {
+            float4 v = get4(x, 4 * j);
+            v.x = unit(bits.x) >= rate ? v.x * keep : 0.0f;
+            v.y = unit(bits.y) >= rate ? v.y * keep : 0.0f;
+            v.z = unit(bits.z) >= rate ? v.z * keep : 0.0f;
+            v.w = unit(bits.w) >= rate ? v.w * keep : 0.0f;
+            if (residual.p) {
+                float4 r = get4(residual, 4 * j);
+                v.x += r.x; v.y += r.y; v.z += r.z; v.w += r.w;
+            }
+            put4_or_add(out, 4 * j, v, add);
+        } else {
+            u32 four[4] = {bits.x, bits.y, bits.z, bits.w};
+            for (int e = 0; e < 4 && 4 * j + e < n; e++) {
+                size_t i = 4 * j + e;
+                float v = unit(four[e]) >= rate ? get(x, i) * keep : 0.0f;
+                if (residual.p) v += get(residual, i);
+                put_or_add(out, i, v, add);
+            }
+        }
+    }
+}
+
+// Block o of `part` elements: out[o * out_stride + to ..] (+)= x[o * x_stride + from ..]
+extern "C" __global__ void copy_blocks(View out, u32 to, u32 out_stride, View x, u32 from, u32 x_stride, u32 part, u32 n, int add) {
+    EACH(i, n) {
+        size_t o = i / part, r = i % part;
+        put_or_add(out, o * out_stride + to + r, get(x, o * x_stride + from + r), add);
+    }
+}
+
+// The same for whole words of 1 or 4 bytes.
+extern "C" __global__ void copy_blocks_bytes(u8* out, u32 to, u32 out_stride, const u8* x, u32 from, u32 x_stride, u32 part, u32 n) {
+    EACH(i, n) {
+        size_t o = i / part, r = i % part;
+        out[o * out_stride + to + r] = x[o * x_stride + from + r];
+    }
+}
+
+extern "C" __global__ void copy_blocks_words(u32* out, u32 to, u32 out_stride, const u32* x, u32 from, u32 x_stride, u32 part, u32 n) {
+    EACH(i, n) {
+        size_t o = i / part, r = i % part;
+        out[o * out_stride + to + r] = x[o * x_stride + from + r];
+    }
+}
+
+// Rows of `row` elements named by `indices`, zeros for those outside the table.
+extern "C" __global__ void gather(View out, View table, const int* indices, u32 row, u32 rows, u32 n) {
+    if (row % 4 == 0) EACH(j, n / 4) {
+        size_t i = 4 * j;
+        u32 index = (u32)indices[i / row];
+        put4(out, i, index < rows ? get4(table, (size_t)index * row + i % row) : make_float4(0, 0, 0, 0));
+    }
+    else EACH(i, n) {
+        u32 index = (u32)indices[i / row];
+        put(out, i, index < rows ? get(table, (size_t)index * row + i % row) : 0.0f);
+    }
+}
+
+extern "C" __global__ void gather_bytes(u8* out, const u8* table, const int* indices, u32 row, u32 rows, u32 n) {
+    EACH(i, n) {
+        u32 index = (u32)indices[i / row];
+        out[i] = index < rows ? table[(size_t)index * row + i % row] : 0;
+    }
+}
+
+extern "C" __global__ void gather_words(u32* out, const u32* table, const int* indices, u32 row, u32 rows, u32 n) {
+    EACH(i, n) {
+        u32 index = (u32)indices[i / row];
+        out[i] = index < rows ? table[(size_t)index * row + i % row] : 0;
+    }
+}
+
+// x[b, t] + table[start + t]
+extern "C" __global__ void add_positions(View out, View x, View table, u32 start, u32 period, u32 n) {
+    EACH(i, n) put(out, i, get(x, i) + get(table, start + i % period));
+}
+
+extern "C" __global__ void select_rows(View out, const int* mask, View yes, View no, u32 row, u32 n) {
+    EACH(i, n) put(out, i, mask[i / row] ? get(yes, i) : get(no, i));
+}
+
+extern "C" __global__ void mask_labels(int* out, const int* labels, const int* mask, u32 each, u32 n) {
+    EACH(i, n) out[i] = mask[i / each] ? labels[i] : -1;
+}
+
+extern "C" __global__ void shift_labels(int* out, const int* labels, u32 time, u32 n) {
+    EACH(i, n) out[i] = i % time + 1 < time ? labels[i + 1] : -1;
+}
+
+extern "C" __global__ void lambda_returns(float* out, View rewards, const int* ends, View values, u32 time, u32 rows, float gamma, float lambda) {
+    EACH(row, rows) {
+        size_t at = row * time;
+        float next = get(values, at + time - 1);
+        out[at + time - 1] = next;
+        for (int t = (int)time - 2; t >= 0; t--) {
+            float blend = (1.0f - lambda) * get(values, at + t + 1) + lambda * next;
+            next = get(rewards, at + t) + (ends[at + t] ? 0.0f : gamma * blend);
+            out[at + t] = next;
+        }
+    }
+}
+
+extern "C" __global__ void alive(float* out, const int* ends, u32 time, u32 rows) {
+    EACH(row, rows) {
+        float value = 1.0f;
+        for (u32 t = 0; t < time; t++) {
+            out[row * time + t] = value;
+            if (ends[row * time + t]) value = 0.0f;
+        }
+    }
+}
+
+// Gates i, f, g, o. `activated` comes in as the hidden state's share and leaves as the activated gates.
+extern "C" __global__ void lstm_step(View gates, View before, float* activated, const float* bias, View hidden, View cell, u32 width, u32 n) {
+    EACH(at, n) {
+        size_t b = at / width, j = at % width, g0 = b * 4 * width + j;
+        float i = sigmoid(activated[g0] + bias[j] + get(gates, g0));
+        float f = sigmoid(activated[g0 + width] + bias[width + j] + get(gates, g0 + width));
+        float g = tanhf(activated[g0 + 2 * width] + bias[2 * width + j] + get(gates, g0 + 2 * width));
+        float o = sigmoid(activated[g0 + 3 * width] + bias[3 * width + j] + get(gates, g0 + 3 * width));
+        activated[g0] = i;
+        activated[g0 + width] = f;
+        activated[g0 + 2 * width] = g;
+        activated[g0 + 3 * width] = o;
+        float c = f * get(before, at) + i * g;
+        put(cell, at, c);
+        put(hidden, at, o * tanhf(c));
+    }
+}
+
+extern "C" __global__ void lstm_gradient(const float* activated, View before, View after, View dh, View dc, View d_gates, View d_cell, u32 width, u32 n) {
+    EACH(at, n) {
+        size_t b = at / width, j = at % width, g0 = b * 4 * width + j;
+        float i = activated[g0], f = activated[g0 + width], g = activated[g0 + 2 * width], o = activated[g0 + 3 * width];
+        float t = tanhf(get(after, at));
+        float dhv = dh.p ? get(dh, at) : 0.0f;
+        float d = (dc.p ? get(dc, at) : 0.0f) + dhv * o * (1.0f - t * t);
+        put(d_gates, g0, d * g * i * (1.0f - i));
+        put(d_gates, g0 + width, d * get(before, at) * f * (1.0f - f));
+        put(d_gates, g0 + 2 * width, d * i * (1.0f - g * g));
+        put(d_gates, g0 + 3 * width, dhv * t * o * (1.0f - o));
+        put(d_cell, at, d * f);
+    }
+}

@@ -1,0 +1,320 @@
+// Images [B, H, W, C].
+
+// The maximum of every 2x2 block, the first of equals; n results.
+extern "C" __global__ void max_pool(View out, u8* taken, View x, u32 half_width, u32 channels, u32 n) {
+    EACH(i, n) {
+        size_t c = i % channels, ox = i / channels % half_width, row = i / channels / half_width;
+        size_t line = (size_t)2 * half_width * channels, corner = row * 2 * line + 2 * ox * channels + c;
+        float best = get(x, corner);
+        u8 index = 0;
+        size_t at[3] = {corner + channels, corner + line, corner + line + channels};
+        for (int k = 0; k < 3; k++) {
+            float v = get(x, at[k]);
+            if (v > best || v != v) {
+                best = v;
+                index = k + 1;
+            }
+        }
+        put(out, i, best);
+        taken[i] = index;
+    }
+}
+
+// n inputs' gradients
+extern "C" __global__ void max_pool_gradient(View dx, View dy, const u8* taken, u32 width, u32 channels, u32 n, int add) {
+    EACH(i, n) {
+        size_t c = i % channels, x = i / channels % width, y = i / channels / width;
+        size_t from = ((y / 2) * (width / 2) + x / 2) * channels + c;
+        put_or_add(dx, i, taken[from] == (y % 2) * 2 + x % 2 ? get(dy, from) : 0.0f, add);
+    }
+}
+
+// Every pixel four times; n results, `width` of the result.
+extern "C" __global__ void upsample(View out, View x, u32 width, u32 channels, u32 n) {
+    if (channels % 4 == 0) EACH(j, n / 4) {
+        size_t i = 4 * j, c = i % channels, ox = i / channels % width, oy = i / channels / width;
+        put4(out, i, get4(x, ((oy / 2) * (width / 2) + ox / 2) * channels + c));
+    }
+    else EACH(i, n) {
+        size_t c = i % channels, ox = i / channels % width, oy = i / channels / width;
+        put(out, i, get(x, ((oy / 2) * (width / 2) + ox / 2) * channels + c));
+    }
+}
+
+// n inputs' gradients, `width` of the input.
+extern "C" __global__ void upsample_gradient(View dx, View dy, u32 width, u32 channels, u32 n, int add) {
+    if (channels % 4 == 0) EACH(j, n / 4) {
+        size_t i = 4 * j, c = i % channels, x = i / channels % width, y = i / channels / width;
+        size_t line = (size_t)2 * width * channels, corner = y * 2 * line + 2 * x * channels + c;
+        float4 a = get4(dy, corner), b = get4(dy, corner + channels), d = get4(dy, corner + line), e = get4(dy, corner + line + channels);
+        put4_or_add(dx, i, make_float4((a.x + b.x) + (d.x + e.x), (a.y + b.y) + (d.y + e.y), (a.z + b.z) + (d.z + e.z), (a.w + b.w) + (d.w + e.w)), add);
+    }
+    else EACH(i, n) {
+        size_t c = i % channels, x = i / channels % width, y = i / channels / width;
+        size_t line = (size_t)2 * width * channels, corner = y * 2 * line + 2 * x * channels + c;
+        float sum = (get(dy, corner) + get(dy, corner + channels)) + (get(dy, corner + line) + get(dy, corner + line + channels));
+        put_or_add(dx, i, sum, add);
+    }
+}
+
+// ---- group-norm ----
+//
+// Sums over pixels are made per channel by `splits` blocks per image (parts [B, splits, 2, C]) and joined per group afterwards.
+// A block has a multiple of `channels / 4` threads when channels are a multiple of four: each keeps to its four channels.
+
+template <typename F> __device__ void channel_sums(u32 pixels, u32 channels, u32 splits, float* parts, F two) {
+    extern __shared__ float room[]; // [2][threads][4]
+    u32 image = blockIdx.x / splits, split = blockIdx.x % splits;
+    u32 first = (u32)((u64)pixels * split / splits), last = (u32)((u64)pixels * (split + 1) / splits);
+    float* out = parts + (size_t)blockIdx.x * 2 * channels;
+    size_t base = (size_t)image * pixels * channels;
+    if (channels % 4 == 0) {
+        u32 quads = channels / 4, lanes = blockDim.x / quads, q = threadIdx.x % quads, lane = threadIdx.x / quads;
+        float4 a = make_float4(0, 0, 0, 0), b = a;
+        if (lane < lanes)
+            for (u32 pixel = first + lane; pixel < last; pixel += lanes) two(base, (size_t)base + (size_t)pixel * channels + 4 * q, 4 * q, a, b);
+        float4* sums = (float4*)room;
+        sums[threadIdx.x] = a;
+        sums[blockDim.x + threadIdx.x] = b;
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < 2 * quads; i += blockDim.x) {
+            u32 which = i / quads, quad = i % quads;
+            float4 total = make_float4(0, 0, 0, 0);
+            for (u32 l = 0; l < lanes; l++) {
+                float4 v = sums[which * blockDim.x + l * quads + quad];
+                total.x += v.x; total.y += v.y; total.z += v.z; total.w += v.w;
+            }
+            *(float4*)(out + which * channels + 4 * quad) = total;
+        }
+    } else {
+        for (u32 c = threadIdx.x; c < channels; c += blockDim.x) {
+            float4 a = make_float4(0, 0, 0, 0), b = a;
+            for (u32 pixel = first; pixel < last; pixel++) two(base, (size_t)base + (size_t)pixel * channels + c, c, a, b);
+            out[c] = a.x;
+            out[channels + c] = b.x;
+        }
+    }
+}
+
+// Sums of x - origin and of its square; the origin is the image's first pixel, which keeps squares small when the mean is large.
+extern "C" __global__ void group_norm_sums(View x, float* parts, u32 pixels, u32 channels, u32 splits) {
+    bool wide = channels % 4 == 0;
+    channel_sums(pixels, channels, splits, parts, [&](size_t base, size_t at, u32 c, float4& a, float4& b) {
+        if (wide) {
+            float4 v = get4(x, at), o = get4(x, base + c);
+            FOUR({ float d = part<e>(v) - part<e>(o); part<e>(a) += d; part<e>(b) += d * d; })
+        } else {
+            float d = get(x, at) - get(x, base + c);
+            a.x += d;
+            b.x += d * d;
+        }
+    });
+}
+
+// (mean, 1 / deviation) of each channel's group: statistics [B, 2, C]. One thread per image and group.
+extern "C" __global__ void group_norm_statistics(View x, const float* parts, float* statistics, u32 pixels, u32 channels, u32 splits, u32 groups, float epsilon, u32 n) {
+    EACH(i, n) {
+        size_t image = i / groups, group = i % groups;
+        u32 per = channels / groups;
+        double count = (double)pixels * per, total = 0.0, squares = 0.0;
+        for (u32 c = group * per; c < (group + 1) * per; c++) {
+            double sum = 0.0;
+            for (u32 s = 0; s < splits; s++) sum += parts[((image * splits + s) * 2) * channels + c];
+            total += sum + pixels * (double)get(x, image * pixels * channels + c);
+        }
+        double mean = total / count;
+        for (u32 c = group * per; c < (group + 1) * per; c++) {
+            double sum = 0.0, square = 0.0;
+            for (u32 s = 0; s < splits; s++) {
+                sum += parts[((image * splits + s) * 2) * channels + c];
+                square += parts[((image * splits + s) * 2 + 1) * channels + c];
+            }
+            double d = (double)get(x, image * pixels * channels + c) - mean;
+            squares += square + 2.0 * d * sum + pixels * d * d;
+        }
+        double variance = squares / count;
+        float inverse = (float)(1.0 / sqrt((variance > 0.0 ? variance : (variance != variance ? variance : 0.0)) + epsilon));
+        for (u32 c = group * per; c < (group + 1) * per; c++) {
+            statistics[image * 2 * channels + c] = (float)mean;
+            statistics[image * 2 * channels + channels + c] = inverse;
+        }
+    }
+}
+
+__device__ __forceinline__ float normalised(float x, float mean, float inverse, float gain, float shift, int swish) {
+    float scale = inverse * gain, u = x * scale + (shift - mean * scale);
+    return swish ? u * sigmoid(u) : u;
+}
+
+extern "C" __global__ void group_norm(View out, View x, const float* statistics, const float* gain, const float* shift, u32 image, u32 channels, int swish, u32 n) {
+    if (channels % 4 == 0) EACH(j, n / 4) {
+        size_t i = 4 * j, c = i % channels, s = i / image * 2 * channels + c;
+        float4 v = get4(x, i), m = *(const float4*)(statistics + s), r = *(const float4*)(statistics + s + channels);
+        float4 g = *(const float4*)(gain + c), h = *(const float4*)(shift + c);
+        FOUR({ part<e>(v) = normalised(part<e>(v), part<e>(m), part<e>(r), part<e>(g), part<e>(h), swish); })
+        put4(out, i, v);
+    }
+    else EACH(i, n) {
+        size_t c = i % channels, s = i / image * 2 * channels + c;
+        put(out, i, normalised(get(x, i), statistics[s], statistics[s + channels], gain[c], shift[c], swish));
+    }
+}
+
+__device__ __forceinline__ float before_swish(float dy, float xhat, float gain, float shift, int swish) {
+    if (!swish) return dy;
+    float u = xhat * gain + shift, p = sigmoid(u);
+    return dy * p * (1.0f + u * (1.0f - p));
+}
+
+// Sums of the gradient before swish and of its product with xhat.
+extern "C" __global__ void group_norm_gradient_sums(View x, View dy, const float* statistics, const float* gain, const float* shift, float* parts, u32 pixels, u32 channels, u32 splits, int swish) {
+    bool wide = channels % 4 == 0;
+    const float* s = statistics + (size_t)(blockIdx.x / splits) * 2 * channels;
+    channel_sums(pixels, channels, splits, parts, [&](size_t base, size_t at, u32 c, float4& a, float4& b) {
+        if (wide) {
+            float4 v = get4(x, at), d = get4(dy, at), m = *(const float4*)(s + c), r = *(const float4*)(s + channels + c);
+            float4 g = *(const float4*)(gain + c), h = *(const float4*)(shift + c);
+            FOUR({
+                float xhat = (part<e>(v) - part<e>(m)) * part<e>(r);
+                float du = before_swish(part<e>(d), xhat, part<e>(g), part<e>(h), swish);
+                part<e>(a) += du;
+                part<e>(b) += du * xhat;
+            })
+        } else {
+            float xhat = (get(x, at) - s[c]) * s[channels + c];
+            float du = before_swish(get(dy, at), xhat, gain[c], shift[c], swish);
+            a.x += du;
+            b.x += du * xhat;
+        }
+    });
+}
+
+// Per image and channel: dx = du * f0 + x * f1 + f2, factors [B, 3, C]; and the image's share of the gradients of shift and gain, shares [B, 2, C].
+extern "C" __global__ void group_norm_factors(const float* parts, const float* statistics, const float* gain, float* factors, float* shares, u32 pixels, u32 channels, u32 splits, u32 groups, u32 n) {
+    EACH(i, n) {
+        size_t image = i / groups, group = i % groups;
+        u32 per = channels / groups;
+        float count = (float)pixels * per, s1 = 0.0f, s2 = 0.0f;
+        for (u32 c = group * per; c < (group + 1) * per; c++) {
+            float du = 0.0f, du_xhat = 0.0f;
+            for (u32 s = 0; s < splits; s++) {
+                du += parts[((image * splits + s) * 2) * channels + c];
+                du_xhat += parts[((image * splits + s) * 2 + 1) * channels + c];
+            }
+            shares[image * 2 * channels + c] = du;
+            shares[image * 2 * channels + channels + c] = du_xhat;
+            s1 += du * gain[c];
+            s2 += du_xhat * gain[c];
+        }
+        for (u32 c = group * per; c < (group + 1) * per; c++) {
+            float mean = statistics[image * 2 * channels + c], inverse = statistics[image * 2 * channels + channels + c];
+            float f1 = -inverse * inverse * s2 / count;
+            factors[image * 3 * channels + c] = inverse * gain[c];
+            factors[image * 3 * channels + channels + c] = f1;
+            factors[image * 3 * channels + 2 * channels + c] = -inverse * s1 / count - f1 * mean;
+        }
+    }
+}
+
+extern "C" __global__ void group_norm_gradient(View dx, View x, View dy, const float* statistics, const float* gain, const float* shift, const float* factors, u32 image, u32 channels, int swish, u32 n, int add) {
+    if (channels % 4 == 0) EACH(j, n / 4) {
+        size_t i = 4 * j, c = i % channels, b = i / image, s = b * 2 * channels + c, f = b * 3 * channels + c;
+        float4 v = get4(x, i), d = get4(dy, i), m = *(const float4*)(statistics + s), r = *(const float4*)(statistics + s + channels);
+        float4 g = *(const float4*)(gain + c), h = *(const float4*)(shift + c), o;
+        float4 f0 = *(const float4*)(factors + f), f1 = *(const float4*)(factors + f + channels), f2 = *(const float4*)(factors + f + 2 * channels);
+        FOUR({
+            float du = before_swish(part<e>(d), (part<e>(v) - part<e>(m)) * part<e>(r), part<e>(g), part<e>(h), swish);
+            part<e>(o) = du * part<e>(f0) + (part<e>(v) * part<e>(f1) + part<e>(f2));
+        })
+        put4_or_add(dx, i, o, add);
+    }
+    else EACH(i, n) {
+        size_t c = i % channels, b = i / image, s = b * 2 * channels + c, f = b * 3 * channels + c;
+        float v = get(x, i), du = before_swish(get(dy, i), (v - statistics[s]) * statistics[s + channels], gain[c], shift[c], swish);
+        put_or_add(dx, i, du * factors[f] + (v * factors[f + channels] + factors[f + 2 * channels]), add);
+    }
+}
+
+// ---- perceptual distance: a warp per pixel ----
+
+#define TINY 1e-10f
+
+__device__ __forceinline__ float kept_weight(const float* weights, u32 c, Draw d, u32 index, float rate) {
+    if (rate <= 0.0f) return weights[c];
+    return unit(random_bits(d, index)) >= rate ? weights[c] / (1.0f - rate) : 0.0f;
+}
+
+// One sum per block: parts [blocks].
+extern "C" __global__ void perceptual(View a, View b, const float* weights, double* parts, u32 pixels, u32 channels, float rate, const u32* state, u32 site) {
+    Draw draw = draw_of(state, site);
+    u32 lane = threadIdx.x & 31, warps = gridDim.x * (blockDim.x >> 5);
+    double total = 0.0;
+    for (u32 pixel = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5); pixel < pixels; pixel += warps) {
+        size_t at = (size_t)pixel * channels;
+        float aa = 0.0f, bb = 0.0f, sum = 0.0f;
+        for (u32 c = lane; c < channels; c += 32) {
+            float x = get(a, at + c), y = get(b, at + c);
+            aa += x * x;
+            bb += y * y;
+        }
+        float ia = 1.0f / (sqrtf(warp_sum(aa)) + TINY), ib = 1.0f / (sqrtf(warp_sum(bb)) + TINY);
+        for (u32 c = lane; c < channels; c += 32) {
+            float d = get(a, at + c) * ia - get(b, at + c) * ib;
+            sum += kept_weight(weights, c, draw, (u32)(at + c), rate) * d * d;
+        }
+        total += sum;
+    }
+    total = block_sum(total);
+    if (threadIdx.x == 0) parts[blockIdx.x] = total;
+}
+
+// dx (+)= gradient of the mean distance of x to y
+extern "C" __global__ void perceptual_gradient(View dx, View x, View y, const float* weights, const float* dy, u32 pixels, u32 channels, float rate, const u32* state, u32 site, int add) {
+    Draw draw = draw_of(state, site);
+    float factor = dy[0] / (float)pixels;
+    u32 lane = threadIdx.x & 31, warps = gridDim.x * (blockDim.x >> 5);
+    for (u32 pixel = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5); pixel < pixels; pixel += warps) {
+        size_t at = (size_t)pixel * channels;
+        float xx = 0.0f, yy = 0.0f, inner = 0.0f;
+        for (u32 c = lane; c < channels; c += 32) {
+            float p = get(x, at + c), q = get(y, at + c);
+            xx += p * p;
+            yy += q * q;
+        }
+        float length = sqrtf(warp_sum(xx)), ix = 1.0f / (length + TINY), iy = 1.0f / (sqrtf(warp_sum(yy)) + TINY);
+        for (u32 c = lane; c < channels; c += 32) {
+            float p = get(x, at + c), w = kept_weight(weights, c, draw, (u32)(at + c), rate);
+            inner += 2.0f * factor * w * (p * ix - get(y, at + c) * iy) * p;
+        }
+        inner = warp_sum(inner) * ix * ix;
+        float along = length > 0.0f ? inner / length : 0.0f;
+        for (u32 c = lane; c < channels; c += 32) {
+            float p = get(x, at + c), w = kept_weight(weights, c, draw, (u32)(at + c), rate);
+            put_or_add(dx, at + c, 2.0f * factor * w * (p * ix - get(y, at + c) * iy) * ix - along * p, add);
+        }
+    }
+}
+
+// One more row and column of zeros at the bottom and the right; n results.
+extern "C" __global__ void pad(View out, View x, u32 height, u32 width, u32 channels, u32 n) {
+    if (channels % 4 == 0) EACH(j, n / 4) {
+        size_t i = 4 * j, c = i % channels, ox = i / channels % (width + 1), oy = i / channels / (width + 1) % (height + 1);
+        size_t b = i / channels / (width + 1) / (height + 1);
+        bool inside = ox < width && oy < height;
+        put4(out, i, inside ? get4(x, ((b * height + oy) * width + ox) * channels + c) : make_float4(0, 0, 0, 0));
+    }
+    else EACH(i, n) {
+        size_t c = i % channels, ox = i / channels % (width + 1), oy = i / channels / (width + 1) % (height + 1);
+        size_t b = i / channels / (width + 1) / (height + 1);
+        bool inside = ox < width && oy < height;
+        put(out, i, inside ? get(x, ((b * height + oy) * width + ox) * channels + c) : 0.0f);
+    }
+}
+
+// out (+)= the upper left part of larger images; n results.
+extern "C" __global__ void crop(View out, View x, u32 height, u32 width, u32 channels, u32 x_width, u32 x_height, u32 n, int add) {
+    EACH(i, n) {
+        size_t c = i % channels, ox = i / channels % width, oy = i / channels / width % height, b = i / channels / width / height;
+        put_or_add(out, i, get(x, ((b * x_height + oy) * x_width + ox) * channels + c), add);
+    }
+}

@@ -1,0 +1,346 @@
+// A result per row, or rows that need their own sums: a warp or a block per row.
+
+#define WARP_ROWS(row, rows) \
+    for (u32 row = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5); row < (rows); row += gridDim.x * (blockDim.x >> 5))
+
+extern "C" __global__ void layer_norm(View out, float* statistics, View x, const float* gain, const float* shift, u32 rows, u32 width, float epsilon) {
+    u32 lane = threadIdx.x & 31;
+    WARP_ROWS(row, rows) {
+        size_t at = (size_t)row * width;
+        float sum = 0.0f, squares = 0.0f;
+        for (u32 c = lane; c < width; c += 32) sum += get(x, at + c);
+        float mean = warp_sum(sum) / width;
+        for (u32 c = lane; c < width; c += 32) {
+            float d = get(x, at + c) - mean;
+            squares += d * d;
+        }
+        float inverse = 1.0f / sqrtf(warp_sum(squares) / width + epsilon);
+        for (u32 c = lane; c < width; c += 32) put(out, at + c, (get(x, at + c) - mean) * inverse * gain[c] + shift[c]);
+        if (lane == 0) {
+            statistics[2 * row] = mean;
+            statistics[2 * row + 1] = inverse;
+        }
+    }
+}
+
+extern "C" __global__ void layer_norm_gradient(View dx, View x, View dy, const float* statistics, const float* gain, u32 rows, u32 width, int add) {
+    u32 lane = threadIdx.x & 31;
+    WARP_ROWS(row, rows) {
+        size_t at = (size_t)row * width;
+        float mean = statistics[2 * row], inverse = statistics[2 * row + 1], s1 = 0.0f, s2 = 0.0f;
+        for (u32 c = lane; c < width; c += 32) {
+            float d = get(dy, at + c) * gain[c];
+            s1 += d;
+            s2 += d * (get(x, at + c) - mean);
+        }
+        s1 = warp_sum(s1) / width;
+        s2 = warp_sum(s2) * inverse / width;
+        for (u32 c = lane; c < width; c += 32) {
+            float value = inverse * (get(dy, at + c) * gain[c] - s1 - (get(x, at + c) - mean) * inverse * s2);
+            put_or_add(dx, at + c, value, add);
+        }
+    }
+}
+
+// parts [blocks, 2, width]: each block's share of the gradients of shift and gain.
+extern "C" __global__ void layer_norm_shares(View x, View dy, const float* statistics, float* parts, u32 rows, u32 width) {
+    u32 first = (u32)((u64)rows * blockIdx.x / gridDim.x), last = (u32)((u64)rows * (blockIdx.x + 1) / gridDim.x);
+    for (u32 c = threadIdx.x; c < width; c += blockDim.x) {
+        float shift = 0.0f, gain = 0.0f;
+        for (u32 row = first; row < last; row++) {
+            float d = get(dy, (size_t)row * width + c);
+            shift += d;
+            gain += d * (get(x, (size_t)row * width + c) - statistics[2 * row]) * statistics[2 * row + 1];
+        }
+        parts[(size_t)blockIdx.x * 2 * width + c] = shift;
+        parts[(size_t)blockIdx.x * 2 * width + width + c] = gain;
+    }
+}
+
+// parts [blocks, columns]: sums over each block's rows.
+extern "C" __global__ void column_sums(View x, float* parts, u32 rows, u32 columns) {
+    u32 first = (u32)((u64)rows * blockIdx.x / gridDim.x), last = (u32)((u64)rows * (blockIdx.x + 1) / gridDim.x);
+    for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < columns; c += gridDim.y * blockDim.x) {
+        float sum = 0.0f;
+        for (u32 row = first; row < last; row++) sum += get(x, (size_t)row * columns + c);
+        parts[(size_t)blockIdx.x * columns + c] = sum;
+    }
+}
+
+// out (+)= the sum of `count` rows of `columns`, `stride` apart.
+extern "C" __global__ void join_columns(View out, const float* parts, u32 count, u32 stride, u32 columns, int add) {
+    EACH(c, columns) {
+        float sum = 0.0f;
+        for (u32 i = 0; i < count; i++) sum += parts[(size_t)i * stride + c];
+        put_or_add(out, c, sum, add);
+    }
+}
+
+// parts [splits, entries, width]: the sum of the rows of dy whose index is the entry, over a share of the rows. Grid (entries, splits).
+extern "C" __global__ void scatter(View dy, const int* indices, float* parts, u32 rows, u32 width) {
+    int entry = (int)blockIdx.x;
+    u32 first = (u32)((u64)rows * blockIdx.y / gridDim.y), last = (u32)((u64)rows * (blockIdx.y + 1) / gridDim.y);
+    float* out = parts + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * width;
+    for (u32 c = threadIdx.x; c < width; c += blockDim.x) {
+        float sum = 0.0f;
+        for (u32 row = first; row < last; row++)
+            if (indices[row] == entry) sum += get(dy, (size_t)row * width + c);
+        out[c] = sum;
+    }
+}
+
+// ---- attention: scores come from a matrix product, [rows = B * heads * T, stride] in f32 ----
+
+// p <- dropout(softmax(scale * scores)), zero beyond what the row sees; normaliser [rows]
+extern "C" __global__ void attention_softmax(const float* scores, View p, float* normaliser, u32 time, u32 stride, int causal, float scale, float rate, const u32* state, u32 site) {
+    Draw draw = draw_of(state, site);
+    u32 row = blockIdx.x, seen = causal ? row % time + 1 : time;
+    const float* s = scores + (size_t)row * stride;
+    float best = -__int_as_float(0x7f800000), sum = 0.0f;
+    for (u32 j = threadIdx.x; j < seen; j += blockDim.x) best = larger(s[j], best);
+    best = block_max(best) * scale;
+    for (u32 j = threadIdx.x; j < seen; j += blockDim.x) sum += __expf(s[j] * scale - best);
+    sum = block_sum(sum);
+    float inverse = 1.0f / sum, keep = 1.0f / (1.0f - rate);
+    for (u32 j = threadIdx.x; j < stride; j += blockDim.x) {
+        float v = j < seen ? __expf(s[j] * scale - best) * inverse : 0.0f;
+        if (rate > 0.0f && j < seen) v *= unit(random_bits(draw, row * time + j)) >= rate ? keep : 0.0f;
+        put(p, (size_t)row * stride + j, v);
+    }
+    if (threadIdx.x == 0) normaliser[row] = best + __logf(sum);
+}
+
+// p <- dropped weights, ds <- gradient of the scores, from the scores and the gradient dp of the dropped weights.
+extern "C" __global__ void attention_gradient(const float* scores, const float* dp, View p, View ds, const float* normaliser, View out, View d_out, u32 time, u32 stride, u32 heads, u32 head_width, int causal, float scale, float rate, const u32* state, u32 site) {
+    Draw draw = draw_of(state, site);
+    u32 row = blockIdx.x, t = row % time, head = row / time % heads, image = row / time / heads, seen = causal ? t + 1 : time;
+    size_t at = ((size_t)image * time + t) * heads * head_width + head * head_width;
+    float inner = 0.0f;
+    for (u32 c = threadIdx.x; c < head_width; c += blockDim.x) inner += get(out, at + c) * get(d_out, at + c);
+    inner = block_sum(inner);
+    float keep = 1.0f / (1.0f - rate);
+    for (u32 j = threadIdx.x; j < stride; j += blockDim.x) {
+        size_t i = (size_t)row * stride + j;
+        float weight = 0.0f, gradient = 0.0f;
+        if (j < seen) {
+            float mask = rate > 0.0f ? (unit(random_bits(draw, row * time + j)) >= rate ? keep : 0.0f) : 1.0f;
+            float w = __expf(scores[i] * scale - normaliser[row]);
+            weight = w * mask;
+            gradient = w * (dp[i] * mask - inner) * scale;
+        }
+        put(p, i, weight);
+        put(ds, i, gradient);
+    }
+}
+
+// New keys and values into a cache [B, heads, capacity, d] from [B, n, D].
+extern "C" __global__ void cache_append(View keys, View values, View k, View v, u32 tokens, u32 heads, u32 d, u32 capacity, u32 past, u32 n) {
+    EACH(i, n) {
+        size_t c = i % d, head = i / d % heads, token = i / d / heads % tokens, image = i / d / heads / tokens;
+        size_t to = ((image * heads + head) * capacity + past + token) * d + c;
+        put(keys, to, get(k, i));
+        put(values, to, get(v, i));
+    }
+}
+
+// A block per new token, head and sequence.
+extern "C" __global__ void cache_attention(View out, View q, View keys, View values, u32 tokens, u32 heads, u32 d, u32 capacity, u32 past, float scale) {
+    extern __shared__ float weights[]; // [capacity]
+    u32 index = blockIdx.x, head = index % heads, token = index / heads % tokens, image = index / heads / tokens;
+    u32 seen = past + token + 1, lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    size_t query = ((size_t)image * tokens + token) * heads * d + head * d, base = ((size_t)image * heads + head) * capacity * d;
+    float best = -__int_as_float(0x7f800000), sum = 0.0f;
+    for (u32 t = warp; t < seen; t += warps) {
+        float dot = 0.0f;
+        for (u32 c = lane; c < d; c += 32) dot += get(q, query + c) * get(keys, base + (size_t)t * d + c);
+        dot = warp_sum(dot) * scale;
+        if (lane == 0) weights[t] = dot;
+        best = larger(dot, best);
+    }
+    best = block_max(best);
+    for (u32 t = threadIdx.x; t < seen; t += blockDim.x) {
+        float w = __expf(weights[t] - best);
+        weights[t] = w;
+        sum += w;
+    }
+    sum = block_sum(sum);
+    for (u32 c = threadIdx.x; c < d; c += blockDim.x) {
+        float total = 0.0f;
+        for (u32 t = 0; t < seen; t++) total += weights[t] * get(values, base + (size_t)t * d + c);
+        put(out, query + c, total / sum);
+    }
+}
+
+// ---- classes: a warp per row of logits ----
+
+__device__ __forceinline__ float log_sum_exp(View x, size_t at, u32 classes, u32 lane) {
+    float best = -__int_as_float(0x7f800000), sum = 0.0f;
+    for (u32 c = lane; c < classes; c += 32) best = larger(get(x, at + c), best);
+    best = warp_max(best);
+    for (u32 c = lane; c < classes; c += 32) sum += expf(get(x, at + c) - best);
+    return best + logf(warp_sum(sum));
+}
+
+extern "C" __global__ void row_normalisers(View logits, float* normaliser, u32 rows, u32 classes) {
+    u32 lane = threadIdx.x & 31;
+    WARP_ROWS(row, rows) {
+        float value = log_sum_exp(logits, (size_t)row * classes, classes, lane);
+        if (lane == 0) normaliser[row] = value;
+    }
+}
+
+// parts [blocks][2]: sum of the losses, and how many count.
+extern "C" __global__ void cross_entropy(View logits, const int* labels, const float* normaliser, double* parts, u32 rows, u32 classes) {
+    double sum = 0.0, count = 0.0;
+    EACH(row, rows) if (labels[row] >= 0 && labels[row] < (int)classes) {
+        sum += normaliser[row] - get(logits, row * classes + labels[row]);
+        count += 1.0;
+    }
+    sum = block_sum(sum);
+    count = block_sum(count);
+    if (threadIdx.x == 0) {
+        parts[2 * blockIdx.x] = sum;
+        parts[2 * blockIdx.x + 1] = count;
+    }
+}
+
+extern "C" __global__ void cross_entropy_gradient(View d, View logits, const int* labels, const float* normaliser, const float* counted, const float* dy, u32 classes, u32 n, int add) {
+    float weight = dy[0] / fmaxf(counted[0], 1.0f);
+    EACH(i, n) {
+        size_t row = i / classes;
+        int label = labels[row];
+        float value = 0.0f;
+        if (label >= 0) value = weight * (expf(get(logits, i) - normaliser[row]) - ((int)(i % classes) == label ? 1.0f : 0.0f));
+        put_or_add(d, i, value, add);
+    }
+}
+
+extern "C" __global__ void log_prob(float* out, View logits, const int* choices, const float* normaliser, u32 actions, u32 rows) {
+    EACH(row, rows) {
+        int choice = choices[row];
+        out[row] = choice >= 0 && choice < (int)actions ? get(logits, row * actions + choice) - normaliser[row] : 0.0f;
+    }
+}
+
+extern "C" __global__ void log_prob_gradient(View d, View logits, const int* choices, const float* normaliser, View dy, u32 actions, u32 n, int add) {
+    EACH(i, n) {
+        size_t row = i / actions;
+        float hit = choices[row] == (int)(i % actions) ? 1.0f : 0.0f;
+        put_or_add(d, i, get(dy, row) * (hit - expf(get(logits, i) - normaliser[row])), add);
+    }
+}
+
+extern "C" __global__ void entropy(float* out, View logits, const float* normaliser, u32 actions, u32 rows) {
+    EACH(row, rows) {
+        float sum = 0.0f;
+        for (u32 a = 0; a < actions; a++) {
+            float l = get(logits, row * actions + a) - normaliser[row], p = expf(l);
+            sum -= p > 0.0f || p != p ? p * l : 0.0f;
+        }
+        out[row] = sum;
+    }
+}
+
+extern "C" __global__ void entropy_gradient(View d, View logits, const float* normaliser, const float* entropy, View dy, u32 actions, u32 n, int add) {
+    EACH(i, n) {
+        size_t row = i / actions;
+        float l = get(logits, i) - normaliser[row], p = expf(l);
+        put_or_add(d, i, -get(dy, row) * p * ((p > 0.0f ? l : 0.0f) + entropy[row]), add);
+    }
+}
+
+// The largest of logit + temperature * Gumbel noise, the first of equals.
+extern "C" __global__ void sample(int* out, View logits, u32 rows, u32 actions, float temperature, const u32* state, u32 site) {
+    Draw draw = draw_of(state, site);
+    u32 lane = threadIdx.x & 31;
+    WARP_ROWS(row, rows) {
+        float best = -__int_as_float(0x7f800000);
+        u32 index = 0x7fffffff;
+        for (u32 c = lane; c < actions; c += 32) {
+            u32 i = row * actions + c;
+            float v = get(logits, i) - temperature * logf(-logf(open_unit(random_bits(draw, i))));
+            if (v > best || index == 0x7fffffff) {
+                best = v;
+                index = c;
+            }
+        }
+        for (int o = 16; o; o >>= 1) {
+            float v = __shfl_xor_sync(~0u, best, o);
+            u32 k = __shfl_xor_sync(~0u, index, o);
+            if (v > best || (v == best && k < index)) {
+                best = v;
+                index = k;
+            }
+        }
+        if (lane == 0) out[row] = (int)(index < actions ? index : 0);
+    }
+}
+
+// The nearest codebook entry of each row: the least |e|^2 - 2 y.e, the first of equals.
+extern "C" __global__ void nearest(int* tokens, const float* products, const float* codebook, float* lengths, u32 rows, u32 entries, u32 width, int phase) {
+    u32 lane = threadIdx.x & 31;
+    if (phase == 0) {
+        WARP_ROWS(entry, entries) {
+            float sum = 0.0f;
+            for (u32 c = lane; c < width; c += 32) {
+                float v = codebook[(size_t)entry * width + c];
+                sum += v * v;
+            }
+            sum = warp_sum(sum);
+            if (lane == 0) lengths[entry] = sum;
+        }
+        return;
+    }
+    WARP_ROWS(row, rows) {
+        float least = __int_as_float(0x7f800000);
+        u32 index = 0;
+        for (u32 c = lane; c < entries; c += 32) {
+            float v = lengths[c] - 2.0f * products[(size_t)row * entries + c];
+            if (v < least) {
+                least = v;
+                index = c;
+            }
+        }
+        for (int o = 16; o; o >>= 1) {
+            float v = __shfl_xor_sync(~0u, least, o);
+            u32 k = __shfl_xor_sync(~0u, index, o);
+            if (v < least || (v == least && k < index)) {
+                least = v;
+                index = k;
+            }
+        }
+        if (lane == 0) tokens[row] = (int)index;
+    }
+}
+
+// embedded <- codebook[token], difference <- embedded - y, parts [blocks] of its squares.
+extern "C" __global__ void quantise(View embedded, float* difference, View y, const float* codebook, const int* tokens, double* parts, u32 width, u32 n) {
+    double sum = 0.0;
+    EACH(i, n) {
+        float e = codebook[(size_t)tokens[i / width] * width + i % width], d = e - get(y, i);
+        put(embedded, i, e);
+        difference[i] = d;
+        sum += (double)d * d;
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) parts[blockIdx.x] = sum;
+}
+
+// dy (+)= straight - beta * pull * difference, with pull = 2 * commitment / elements
+extern "C" __global__ void quantise_gradient(View dy, View straight, const float* commitment, const float* difference, float beta, u32 n, int add) {
+    float pull = commitment ? 2.0f * commitment[0] / (float)n : 0.0f;
+    EACH(i, n) {
+        float value = (straight.p ? get(straight, i) : 0.0f) - beta * pull * difference[i];
+        put_or_add(dy, i, value, add);
+    }
+}
+
+// table (+)= pull * sum over splits, pull = 2 * commitment / elements
+extern "C" __global__ void codebook_gradient(View table, const float* parts, const float* commitment, u32 elements, u32 splits, u32 n, int add) {
+    float pull = commitment ? 2.0f * commitment[0] / (float)elements : 0.0f;
+    EACH(i, n) {
+        float sum = 0.0f;
+        for (u32 s = 0; s < splits; s++) sum += parts[(size_t)s * n + i];
+        put_or_add(table, i, pull * sum, add);
+    }
+}

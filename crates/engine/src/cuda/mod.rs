@@ -1,0 +1,144 @@
+//! The GPU room: what ops ask of an NVIDIA GPU, and nothing that knows of ops. Kernels are written in CUDA C++ under `kernels` and compiled on the
+//! machine they run on; matrix products come from cuBLASLt, convolutions from cuDNN. Without the feature `cuda` there is no GPU, and everything
+//! here is uninhabited.
+
+#[cfg(not(feature = "cuda"))]
+mod absent;
+#[cfg(feature = "cuda")]
+mod conv;
+#[cfg(feature = "cuda")]
+mod gemm;
+#[cfg(feature = "cuda")]
+mod gpu;
+#[cfg(feature = "cuda")]
+mod library;
+#[cfg(feature = "cuda")]
+mod module;
+
+#[cfg(not(feature = "cuda"))]
+pub(crate) use absent::{DeviceMemory, Gpu, Graph};
+#[cfg(feature = "cuda")]
+pub(crate) use gpu::{DeviceMemory, Gpu, Graph};
+#[cfg(feature = "cuda")]
+pub use library::{Library, libraries};
+
+use crate::DType;
+
+/// One argument of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Arg {
+    /// An address.
+    At(u64),
+    /// Numbers of either type.
+    View(u64, DType),
+    U32(usize),
+    I32(i32),
+    F32(f32),
+    F64(f64),
+    /// 0 or 1.
+    Flag(bool),
+}
+
+impl Arg {
+    /// An optional view that is not there.
+    pub const NOTHING: Arg = Arg::View(0, DType::F32);
+}
+
+/// How a kernel is spread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grid {
+    pub blocks: (usize, usize),
+    pub threads: usize,
+    /// Bytes of shared memory.
+    pub shared: usize,
+}
+
+const THREADS: usize = 256;
+/// Enough blocks to fill any card; kernels walk on from there.
+const BLOCKS: usize = 132 * 16;
+
+impl Grid {
+    /// For kernels that handle `n` elements, four at a time where they can.
+    pub fn elements(n: usize) -> Grid {
+        let each = if n.is_multiple_of(4) { 4 } else { 1 };
+        Grid::blocks(n.div_ceil(each * THREADS).clamp(1, BLOCKS))
+    }
+
+    /// For kernels with a warp per row.
+    pub fn warps(rows: usize) -> Grid {
+        Grid::blocks(rows.div_ceil(THREADS / 32).clamp(1, BLOCKS))
+    }
+
+    pub fn blocks(blocks: usize) -> Grid {
+        Grid { blocks: (blocks, 1), threads: THREADS, shared: 0 }
+    }
+}
+
+/// Parts that a sum over `n` elements is made of.
+pub(crate) fn parts(n: usize) -> usize {
+    n.div_ceil(8 * THREADS).clamp(1, 264)
+}
+
+/// A matrix in row-major memory, or a batch of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Matrix {
+    pub at: u64,
+    pub dtype: DType,
+    /// Stored the other way round.
+    pub transposed: bool,
+    /// Elements from one stored row to the next.
+    pub stride: usize,
+    /// Elements from one matrix of the batch to the next.
+    pub batch_stride: usize,
+}
+
+impl Matrix {
+    pub fn rows(at: u64, dtype: DType, stride: usize) -> Matrix {
+        Matrix { at, dtype, transposed: false, stride, batch_stride: 0 }
+    }
+
+    pub fn transposed(at: u64, dtype: DType, stride: usize) -> Matrix {
+        Matrix { transposed: true, ..Matrix::rows(at, dtype, stride) }
+    }
+
+    pub fn every(self, batch_stride: usize) -> Matrix {
+        Matrix { batch_stride, ..self }
+    }
+}
+
+/// out [m, n] = a [m, k] b [k, n] + start + bias
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Product {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub a: Matrix,
+    pub b: Matrix,
+    pub out: Matrix,
+    /// Added to the product: another matrix laid out like `out`, or `out` itself.
+    pub start: Option<u64>,
+    /// [n], of the type of `out`.
+    pub bias: Option<u64>,
+    pub batch: usize,
+}
+
+/// A 3x3 convolution over NHWC images: x [B, H, W, I], weight [O, 3, 3, I], y [B, H', W', O].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Convolution {
+    pub batch: usize,
+    pub height: usize,
+    pub width: usize,
+    pub inputs: usize,
+    pub outputs: usize,
+    /// 1 with one pixel of padding, or 2 with none.
+    pub stride: usize,
+    pub dtype: DType,
+}
+
+/// What is computed from the other two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Direction {
+    Forward,
+    InputGradient,
+    WeightGradient,
+}

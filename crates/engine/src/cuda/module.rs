@@ -1,0 +1,119 @@
+//! Our kernels: compiled once per machine and kept between runs.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use cudarc::driver::{result, sys};
+use cudarc::nvrtc;
+
+use super::gpu::{Functions, driver};
+use crate::{Error, Result};
+
+const SOURCES: [&str; 5] = [
+    include_str!("kernels/common.cu"),
+    include_str!("kernels/elementwise.cu"),
+    include_str!("kernels/image.cu"),
+    include_str!("kernels/rows.cu"),
+    include_str!("kernels/reduce.cu"),
+];
+
+pub(super) struct Module {
+    module: sys::CUmodule,
+    functions: Functions,
+}
+
+// SAFETY: a handle of the driver's, used under the GPU's rules.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl Module {
+    pub fn new((major, minor): (i32, i32)) -> Result<Module> {
+        let source = SOURCES.concat();
+        // Hopper's own instructions need the name with an "a", which runs on that chip alone.
+        let target = format!("sm_{major}{minor}{}", if (major, minor) == (9, 0) { "a" } else { "" });
+        let kept = kept_at(&source, &target);
+        let image = match kept.as_ref().and_then(|path| std::fs::read(path).ok()) {
+            Some(image) => image,
+            None => {
+                let image = compile(&source, &target)?;
+                if let Some(path) = kept {
+                    keep(&path, &image);
+                }
+                image
+            }
+        };
+        // SAFETY: a whole image of machine code, which the driver checks and copies.
+        let module =
+            unsafe { result::module::load_data(image.as_ptr().cast()) }.map_err(driver("loading kernels"))?;
+        Ok(Module { module, functions: Mutex::new(HashMap::new()) })
+    }
+
+    pub fn function(&self, name: &'static str) -> Result<sys::CUfunction> {
+        let missing = |reason: String| Error::Gpu { what: name, reason };
+        let mut functions = self.functions.lock().map_err(|e| missing(e.to_string()))?;
+        if let Some(&found) = functions.get(name) {
+            return Ok(found as sys::CUfunction);
+        }
+        let c_name = CString::new(name).map_err(|e| missing(e.to_string()))?;
+        // SAFETY: the module is alive as long as this.
+        let function = unsafe { result::module::get_function(self.module, c_name) }.map_err(driver(name))?;
+        functions.insert(name, function as usize);
+        Ok(function)
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: loaded in `new`; the GPU drops it before its context.
+        unsafe {
+            let _ = result::module::unload(self.module);
+        }
+    }
+}
+
+fn compile(source: &str, target: &str) -> Result<Vec<u8>> {
+    let failed = |reason: String| Error::Gpu { what: "compiling kernels", reason };
+    let text = CString::new(source).map_err(|e| failed(e.to_string()))?;
+    let program = nvrtc::result::create_program(&text, None).map_err(|e| failed(e.to_string()))?;
+    let options = [format!("--gpu-architecture={target}"), "--std=c++17".into()];
+    // SAFETY: the program was just created and is destroyed once, below; sizes are asked for before buffers are filled.
+    unsafe {
+        let compiled = nvrtc::result::compile_program(program, &options);
+        if compiled.is_err() {
+            let log = nvrtc::result::get_program_log(program).unwrap_or_default();
+            let log: String = log.iter().map(|c| *c as u8 as char).take(2000).collect();
+            let _ = nvrtc::result::destroy_program(program);
+            return Err(failed(log));
+        }
+        let mut size = 0;
+        let asked = nvrtc::sys::nvrtcGetCUBINSize(program, &mut size).result();
+        let mut image = vec![0u8; size];
+        let got = asked.and_then(|()| nvrtc::sys::nvrtcGetCUBIN(program, image.as_mut_ptr().cast()).result());
+        let _ = nvrtc::result::destroy_program(program);
+        got.map_err(|e| failed(e.to_string()))?;
+        Ok(image)
+    }
+}
+
+/// Where compiled kernels are kept: a file per source and target in the user's cache folder.
+fn kept_at(source: &str, target: &str) -> Option<PathBuf> {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
+    let hash = source
+        .bytes()
+        .fold(0xCBF2_9CE4_8422_2325u64, |h, byte| (h ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3));
+    Some(cache.join("iris").join(format!("kernels-{target}-{hash:016x}.cubin")))
+}
+
+/// Keeps an image for the next run, or not: it can always be made again.
+fn keep(path: &std::path::Path, image: &[u8]) {
+    let Some(folder) = path.parent() else { return };
+    let whole = path.with_extension(format!("{}.part", std::process::id()));
+    let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&whole, image));
+    if written.and_then(|()| std::fs::rename(&whole, path)).is_err() {
+        let _ = std::fs::remove_file(&whole);
+    }
+}
