@@ -124,7 +124,9 @@ impl Dreamer {
                 self.given.write(&vec![action as i32; self.batch])?;
             }
             let Dreamer { stepper, memory, tokens, hidden, cell, given, trajectories, .. } = self;
-            stepper.infer(|tape| -> Result<()> {
+            let id = ("dream", step_number(agent, t, memory.len(), acting));
+            let seen = memory.len() + 1 + if last { 0 } else { agent.world_model.tokens };
+            stepper.infer_recorded(id, |tape| -> Result<()> {
                 // The policy looks at the decoded frame and acts.
                 let seen = tape.buffer(tokens)?;
                 tape.store_step(&trajectories.tokens, t, seen)?;
@@ -157,6 +159,7 @@ impl Dreamer {
                 }
                 Ok(())
             })?;
+            self.memory.set_len(seen);
         }
         Ok(&self.trajectories)
     }
@@ -190,7 +193,7 @@ impl Dreamer {
         self.hidden.write(&vec![0f32; batch * width])?;
         self.cell.write(&vec![0f32; batch * width])?;
         let Dreamer { stepper, memory, start, tokens, hidden, cell, trajectories, .. } = self;
-        stepper.infer(|tape| -> Result<()> {
+        stepper.infer_recorded(("dream start", agent.identity()), |tape| -> Result<()> {
             let mut state = load_state(tape, hidden, cell)?;
             if burn_in > 0 {
                 let frames = tape.buffer(&start.frames)?;
@@ -208,8 +211,20 @@ impl Dreamer {
             tape.store(tokens, 0, first)?;
             agent.world_model.see_tokens(tape, memory, first)?;
             Ok(())
-        })
+        })?;
+        self.memory.set_len(agent.world_model.tokens);
+        Ok(())
     }
+}
+
+/// Everything that an imagined step depends on beside the contents of buffers, mixed into one number.
+fn step_number(agent: &Agent, t: usize, position: usize, acting: Acting) -> u64 {
+    let acting = match acting {
+        Acting::Policy { temperature } => u64::from(temperature.to_bits()),
+        Acting::Given(_) => u64::MAX,
+    };
+    let mix = |h: u64, x: u64| (h ^ x).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+    [t as u64, position as u64, acting].into_iter().fold(agent.identity(), mix)
 }
 
 fn load_state(tape: &mut Tape, hidden: &Buffer, cell: &Buffer) -> Result<Lstm> {

@@ -59,4 +59,9 @@ impl Agent {
             actor_critic: ActorCritic::within(device, &config.actor_critic, tokenizer, actions, seed, limit)?,
         })
     }
+
+    /// A number that no other living agent has: what recorded steps over its networks depend on.
+    pub(crate) fn identity(&self) -> u64 {
+        self.world_model.network.params.values().identity()
+    }
 }

@@ -47,7 +47,8 @@ impl Player {
     pub fn act(&mut self, agent: &Agent, frames: &[u8], temperature: f32) -> Result<Vec<i32>> {
         self.frames.write(frames)?;
         let Player { stepper, frames, hidden, cell, actions, .. } = self;
-        stepper.infer(|tape| -> Result<()> {
+        let id = ("act", agent.identity() ^ u64::from(temperature.to_bits()) << 32);
+        stepper.infer_recorded(id, |tape| -> Result<()> {
             let seen = tape.buffer(frames)?;
             let (_, seen) = agent.tokenizer.reconstruct(tape, seen)?;
             let state = Lstm { hidden: tape.buffer(hidden)?, cell: tape.buffer(cell)? };

@@ -90,6 +90,11 @@ impl Memory {
     pub fn clear(&mut self) {
         self.cache.clear();
     }
+
+    /// Counts as many positions as used: what a replayed step has seen is not counted by it.
+    pub fn set_len(&mut self, len: usize) {
+        self.cache.set_len(len);
+    }
 }
 
 impl WorldModel {

@@ -223,22 +223,36 @@ pub struct BenchArgs {
     #[arg(long)]
     pub threads: Option<usize>,
 
-    /// How often to repeat each case; the best counts.
-    #[arg(long, default_value_t = 7)]
-    pub repeats: usize,
+    /// What to time it on: cpu or cuda. On a GPU batches are the paper's and the median counts.
+    #[arg(long, default_value = "cpu")]
+    pub device: String,
+
+    /// How a GPU computes: bf16 or f32.
+    #[arg(long, default_value = "bf16")]
+    pub precision: String,
+
+    /// On a GPU: where the time goes, kernel by kernel.
+    #[arg(long)]
+    pub breakdown: bool,
+
+    /// How often to repeat each case: 7 times on the CPU, 50 times on a GPU if not given.
+    #[arg(long)]
+    pub repeats: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BenchCase {
-    /// Tokenizer training step, batch 8, without the perceptual loss.
+    /// Tokenizer training step without the perceptual loss; batch 8, on a GPU 256.
     Tokenizer,
-    /// Tokenizer training step, batch 8, with the perceptual loss.
+    /// Tokenizer training step with the perceptual loss; batch 8, on a GPU 256.
     TokenizerPerceptual,
-    /// World model training step, batch 2 of 20 steps.
+    /// World model training step; 2 sequences of 20 steps, on a GPU 64.
     WorldModel,
-    /// Actor-critic training step, 4 trajectories of 20 frames.
+    /// Actor-critic training step over dreamt frames; 4 trajectories of 20 frames, on a GPU 64.
     ActorCritic,
-    /// 340 tokens decoded one by one with the key/value cache, batch 8.
+    /// The same with the dream before it: 20 burn-in frames, 20 imagined steps.
+    Behaviour,
+    /// 340 tokens decoded one by one with the key/value cache; batch 8, on a GPU 64 and the time of one token.
     Decode,
     /// Games, with their frames drawn and resized for the networks: steps per second on one core.
     Games,

@@ -2,21 +2,39 @@
 
 use std::time::Instant;
 
-use agent::{ActorCritic, AgentConfig, Perceptual, Returns, Tokenizer, WorldModel, WorldModelBatch};
+use agent::{
+    Acting, ActorCritic, Agent, AgentConfig, Dreamer, Perceptual, Returns, Tokenizer, Trajectories,
+    WorldModel, WorldModelBatch,
+};
 use anyhow::Result;
 use clap::ValueEnum;
-use engine::{Adam, Buffer, Device, Key, Lstm, Rng, Shape, Stepper};
+use engine::{Adam, Buffer, Device, Key, Lstm, Precision, Rng, Shape, Stepper};
 
 use crate::args::{BenchArgs, BenchCase};
 
 pub fn run(args: BenchArgs) -> Result<()> {
-    let device = Device::cpu(args.threads)?;
-    println!("iris {}, {} threads, best of {}", env!("CARGO_PKG_VERSION"), device.threads(), args.repeats);
+    let precision = match args.precision.as_str() {
+        "bf16" => Precision::Bf16,
+        "f32" => Precision::F32,
+        other => anyhow::bail!("there is no precision `{other}`: bf16 or f32"),
+    };
+    let device = Device::named(&args.device, precision, args.threads)?;
+    let repeats = args.repeats.unwrap_or(if device.is_gpu() { 50 } else { 7 }).max(1);
+    match device.is_gpu() {
+        true => println!(
+            "iris {}, {}, {precision:?}, median of {repeats}",
+            env!("CARGO_PKG_VERSION"),
+            device.name()
+        ),
+        false => {
+            println!("iris {}, {} threads, best of {repeats}", env!("CARGO_PKG_VERSION"), device.threads())
+        }
+    }
     let cases = if args.cases.is_empty() { BenchCase::value_variants().to_vec() } else { args.cases };
     for case in cases {
         forget_peak_memory();
-        let mut bench = Bench::new(&device, args.repeats);
-        let best = match case {
+        let mut bench = Bench::new(&device, repeats, args.breakdown);
+        let seconds = match case {
             BenchCase::Tokenizer => bench.tokenizer(None)?,
             BenchCase::TokenizerPerceptual => {
                 let perceptual = Perceptual::random(&device, 0.0)?;
@@ -24,15 +42,17 @@ pub fn run(args: BenchArgs) -> Result<()> {
             }
             BenchCase::WorldModel => bench.world_model()?,
             BenchCase::ActorCritic => bench.actor_critic()?,
+            BenchCase::Behaviour => bench.behaviour()?,
             BenchCase::Decode => bench.decode()?,
             BenchCase::Games => {
-                games(args.repeats)?;
+                games(repeats)?;
                 continue;
             }
         };
         let name = case.to_possible_value().map_or(String::new(), |v| v.get_name().to_string());
-        let memory = peak_memory().map_or("       -".into(), |bytes| format!("{:5} MiB", bytes >> 20));
-        println!("{name:<22} {:8.1} ms   {memory}", 1e3 * best);
+        let memory = device.memory().map(|(_, peak)| peak).or_else(peak_memory);
+        let memory = memory.map_or("       -".into(), |bytes| format!("{:5} MiB", bytes >> 20));
+        println!("{name:<22} {:8.3} ms   {memory}", 1e3 * seconds);
     }
     Ok(())
 }
@@ -54,17 +74,19 @@ struct Bench {
     config: AgentConfig,
     stepper: Stepper,
     repeats: usize,
+    breakdown: bool,
     rng: Rng,
 }
 
 impl Bench {
-    fn new(device: &Device, repeats: usize) -> Bench {
+    fn new(device: &Device, repeats: usize, breakdown: bool) -> Bench {
         let key = Key::new(0, 0);
         Bench {
             device: device.clone(),
             config: AgentConfig { actions: 6, ..AgentConfig::default() },
             stepper: Stepper::new(device, key),
             repeats: repeats.max(1),
+            breakdown,
             rng: Rng::new(key),
         }
     }
@@ -74,16 +96,30 @@ impl Bench {
         Ok(WorldModel::new(&self.device, &config.world_model, &config.tokenizer, config.actions, 0)?)
     }
 
-    /// Seconds of the fastest run after one that warms up.
-    fn best(&mut self, mut step: impl FnMut(&mut Bench) -> Result<()>) -> Result<f64> {
-        step(self)?;
-        let mut best = f64::INFINITY;
-        for _ in 0..self.repeats {
+    /// What fits the device: the CPU's batch or the paper's.
+    fn batch(&self, cpu: usize, gpu: usize) -> usize {
+        if self.device.is_gpu() { gpu } else { cpu }
+    }
+
+    /// Seconds of the fastest run on the CPU, of the median run on a GPU, after those that warm up and are recorded.
+    fn time(&mut self, mut step: impl FnMut(&mut Bench) -> Result<()>) -> Result<f64> {
+        let warm_up = if self.device.is_gpu() { 3 } else { 1 };
+        let mut seconds = Vec::with_capacity(self.repeats);
+        for run in 0..warm_up + self.repeats {
             let start = Instant::now();
             step(self)?;
-            best = best.min(start.elapsed().as_secs_f64());
+            self.device.synchronise()?;
+            if run >= warm_up {
+                seconds.push(start.elapsed().as_secs_f64());
+            }
         }
-        Ok(best)
+        if self.breakdown {
+            let device = self.device.clone();
+            device.trace(|| step(self))?;
+            print_breakdown(&device.trace(|| step(self))?);
+        }
+        seconds.sort_by(f64::total_cmp);
+        Ok(if self.device.is_gpu() { seconds[seconds.len() / 2] } else { seconds[0] })
     }
 
     fn integers(&mut self, name: &str, shape: impl Into<Shape>, below: u32) -> Result<Buffer> {
@@ -101,10 +137,10 @@ impl Bench {
     }
 
     fn tokenizer(&mut self, perceptual: Option<&Perceptual>) -> Result<f64> {
-        let frames = self.numbers("frames", [8, 64, 64, 3])?;
+        let frames = self.numbers("frames", [self.batch(8, 256), 64, 64, 3])?;
         let tokenizer = Tokenizer::new(&self.device, &self.config.tokenizer, 0)?;
-        self.best(|bench| {
-            Ok(bench.stepper.run(|tape| -> engine::Result<()> {
+        self.time(|bench| {
+            Ok(bench.stepper.run_recorded(("tokenizer", 0), |tape| -> engine::Result<()> {
                 let x = tape.buffer(&frames)?;
                 let x = tape.affine(x, 2.0, -1.0)?;
                 let losses = tokenizer.loss(tape, x, perceptual, 0.0)?;
@@ -116,16 +152,17 @@ impl Bench {
     }
 
     fn world_model(&mut self) -> Result<f64> {
-        let tokens = self.integers("tokens", [2, 20, 16], 512)?;
-        let actions = self.integers("actions", [2, 20], 6)?;
-        let rewards = self.integers("rewards", [2, 20], 3)?;
-        let ends = self.integers("ends", [2, 20], 2)?;
-        let mask = self.integers("mask", [2, 20], 1)?;
-        mask.write(&[1i32; 40])?;
+        let batch = self.batch(2, 64);
+        let tokens = self.integers("tokens", [batch, 20, 16], 512)?;
+        let actions = self.integers("actions", [batch, 20], 6)?;
+        let rewards = self.integers("rewards", [batch, 20], 3)?;
+        let ends = self.integers("ends", [batch, 20], 2)?;
+        let mask = self.integers("mask", [batch, 20], 1)?;
+        mask.write(&vec![1i32; 20 * batch])?;
         let adam = Adam { weight_decay: 0.01, ..Adam::default() };
         let model = self.new_world_model()?;
-        self.best(|bench| {
-            Ok(bench.stepper.run(|tape| -> engine::Result<()> {
+        self.time(|bench| {
+            Ok(bench.stepper.run_recorded(("world model", 0), |tape| -> engine::Result<()> {
                 let batch = WorldModelBatch {
                     tokens: tape.buffer(&tokens)?,
                     actions: tape.buffer(&actions)?,
@@ -142,48 +179,92 @@ impl Bench {
     }
 
     fn actor_critic(&mut self) -> Result<f64> {
-        let frames = self.numbers("frames", [4, 20, 64, 64, 3])?;
-        let actions = self.integers("actions", [4, 20], 6)?;
-        let rewards = self.numbers("rewards", [4, 20])?;
-        let ends = self.integers("ends", [4, 20], 1)?;
-        let state = self.numbers("state", [4, 512])?;
-        let returns = Returns::default();
+        let batch = self.batch(4, 64);
+        let dreamt = Trajectories {
+            frames: self.numbers("frames", [batch, 20, 64, 64, 3])?,
+            tokens: self.integers("tokens", [batch, 20, 16], 512)?,
+            actions: self.integers("actions", [batch, 20], 6)?,
+            rewards: self.numbers("rewards", [batch, 20])?,
+            ends: self.integers("ends", [batch, 20], 1)?,
+            hidden: self.numbers("hidden", [batch, 512])?,
+            cell: self.numbers("cell", [batch, 512])?,
+        };
         let config = &self.config;
         let policy =
             ActorCritic::new(&self.device, &config.actor_critic, &config.tokenizer, config.actions, 0)?;
-        self.best(|bench| {
-            Ok(bench.stepper.run(|tape| -> engine::Result<()> {
-                let frames = tape.buffer(&frames)?;
-                let state = Lstm { hidden: tape.buffer(&state)?, cell: tape.buffer(&state)? };
-                let output = policy.follow(tape, frames, state)?;
-                let (actions, rewards, ends) =
-                    (tape.buffer(&actions)?, tape.buffer(&rewards)?, tape.buffer(&ends)?);
-                let losses = policy.loss(tape, output, actions, rewards, ends, &returns)?;
-                tape.backward(losses.total)?;
-                tape.adam(&policy.network.params, &Adam::default())?;
-                Ok(())
-            })?)
+        self.time(|bench| learn(&mut bench.stepper, &policy, &dreamt))
+    }
+
+    fn behaviour(&mut self) -> Result<f64> {
+        let batch = self.batch(4, 64);
+        let agent = Agent::new(&self.device, &self.config, 0)?;
+        let mut dreamer = Dreamer::new(&self.device, &agent, batch, 20, 20, Key::new(0, 1));
+        let frames = self.numbers("frames", [batch, 20, 64, 64, 3])?;
+        dreamer.start().frames.write(&frames.read::<f32>()?)?;
+        dreamer.start().mask.write(&vec![1i32; batch * 20])?;
+        let tokens = self.integers("tokens", [batch, 16], 512)?;
+        dreamer.start().tokens.write(&tokens.read::<i32>()?)?;
+        self.time(|bench| {
+            let dreamt = dreamer.dream(&agent, Acting::Policy { temperature: 1.0 })?;
+            learn(&mut bench.stepper, &agent.actor_critic, dreamt)
         })
     }
 
+    /// Frames of 17 tokens, as in a dream: a device records each once.
     fn decode(&mut self) -> Result<f64> {
-        let tokens = self.integers("tokens", [8, 1], 512)?;
+        const TOKENS: usize = 17;
+        let batch = self.batch(8, 64);
+        let tokens = self.integers("tokens", [batch, 1], 512)?;
         let model = self.new_world_model()?;
-        let mut memory = model.memory(&self.device, 8);
-        self.best(|bench| {
-            memory.clear();
-            for _ in 0..340 {
-                bench.stepper.infer(|tape| -> engine::Result<()> {
-                    let token = tape.buffer(&tokens)?;
-                    let hidden = model.see_tokens(tape, &mut memory, token)?;
-                    let logits = model.next_token(tape, hidden)?;
-                    let next = tape.sample(logits, 1.0)?;
-                    tape.store(&tokens, 0, next)
+        let mut memory = model.memory(&self.device, batch);
+        let seconds = self.time(|bench| {
+            for frame in 0..20 {
+                memory.set_len(frame * TOKENS);
+                bench.stepper.infer_recorded(("decode", frame as u64), |tape| -> engine::Result<()> {
+                    let mut token = tape.buffer(&tokens)?;
+                    for _ in 0..TOKENS {
+                        let hidden = model.see_tokens(tape, &mut memory, token)?;
+                        let logits = model.next_token(tape, hidden)?;
+                        token = tape.sample(logits, 1.0)?;
+                    }
+                    tape.store(&tokens, 0, token)
                 })?;
             }
             Ok(())
-        })
+        })?;
+        Ok(if self.device.is_gpu() { seconds / (20 * TOKENS) as f64 } else { seconds })
     }
+}
+
+/// Sums by name, the largest first.
+fn print_breakdown(times: &[(String, f64)]) {
+    let mut sums: Vec<(&str, f64, usize)> = Vec::new();
+    for (name, seconds) in times {
+        match sums.iter_mut().find(|(n, ..)| n == name) {
+            Some((_, sum, count)) => (*sum, *count) = (*sum + seconds, *count + 1),
+            None => sums.push((name, *seconds, 1)),
+        }
+    }
+    sums.sort_by(|a, b| b.1.total_cmp(&a.1));
+    for (name, seconds, count) in &sums {
+        println!("  {:9.3} ms {count:6} x  {name}", 1e3 * seconds);
+    }
+    println!("  {:9.3} ms {:6} x  in all", 1e3 * sums.iter().map(|s| s.1).sum::<f64>(), times.len());
+}
+
+/// One update of the policy from dreamt trajectories.
+fn learn(stepper: &mut Stepper, policy: &ActorCritic, dreamt: &Trajectories) -> Result<()> {
+    Ok(stepper.run_recorded(("actor-critic", 0), |tape| -> engine::Result<()> {
+        let frames = tape.buffer(&dreamt.frames)?;
+        let state = Lstm { hidden: tape.buffer(&dreamt.hidden)?, cell: tape.buffer(&dreamt.cell)? };
+        let output = policy.follow(tape, frames, state)?;
+        let (actions, ends) = (tape.buffer(&dreamt.actions)?, tape.buffer(&dreamt.ends)?);
+        let rewards = tape.buffer(&dreamt.rewards)?;
+        let losses = policy.loss(tape, output, actions, rewards, ends, &Returns::default())?;
+        tape.backward(losses.total)?;
+        tape.adam(&policy.network.params, &Adam::default())?;
+        Ok(())
+    })?)
 }
 
 /// Starts the kernel's count of peak memory anew (Linux only).

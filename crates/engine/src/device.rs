@@ -179,6 +179,30 @@ impl Device {
         self.gpu().map_or(Ok(()), Gpu::synchronise)
     }
 
+    /// Runs `work` kernel by kernel and says what a GPU did in it: (what, seconds), in order. Empty on the CPU.
+    pub fn trace<E: From<Error>>(
+        &self,
+        work: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Vec<(String, f64)>, E> {
+        let Some(gpu) = self.gpu() else {
+            work()?;
+            return Ok(Vec::new());
+        };
+        gpu.set_records(false);
+        gpu.begin_trace();
+        let done = work();
+        let times = gpu.end_trace();
+        gpu.set_records(true);
+        let times = times?;
+        done?;
+        Ok(times)
+    }
+
+    /// Bytes of the GPU that nobody uses.
+    pub fn free_memory(&self) -> Option<usize> {
+        self.gpu().map(Gpu::free_memory)
+    }
+
     /// (bytes of the GPU in use by this process's buffers and steps, the most there were)
     pub fn memory(&self) -> Option<(usize, usize)> {
         self.gpu().map(Gpu::memory)
@@ -209,7 +233,8 @@ impl Device {
     fn typed_buffer(&self, name: impl Into<String>, shape: impl Into<Shape>, dtype: DType) -> Buffer {
         let shape = shape.into();
         let block = Block::zeroed(shape.len().saturating_mul(dtype.size()), self.gpu());
-        Buffer { slot: Arc::new(Slot { name: name.into(), shape, dtype, block: Mutex::new(Some(block)) }) }
+        let slot = Slot { name: name.into(), shape, dtype, block: Mutex::new(Some(block)) };
+        Buffer { slot: Arc::new(slot), device: self.clone() }
     }
 }
 
@@ -218,6 +243,7 @@ impl Device {
 #[derive(Clone)]
 pub struct Buffer {
     pub(crate) slot: Arc<Slot>,
+    device: Device,
 }
 
 pub(crate) struct Slot {
@@ -264,6 +290,16 @@ impl Slot {
 }
 
 impl Buffer {
+    /// A number that no other living buffer has.
+    pub fn identity(&self) -> u64 {
+        Arc::as_ptr(&self.slot) as usize as u64
+    }
+
+    /// Where it lies.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     pub fn shape(&self) -> Shape {
         self.slot.shape
     }

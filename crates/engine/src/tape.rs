@@ -113,7 +113,7 @@ impl Stepper {
         step: impl FnOnce(&mut Tape) -> Result<(), E> + Send,
     ) -> Result<(), E> {
         let device = self.tape.device.clone();
-        let Some(gpu) = device.gpu() else { return self.run(step) };
+        let Some(gpu) = device.gpu().filter(|gpu| gpu.records()) else { return self.run(step) };
         match self.recorded.get(&id) {
             None => {
                 self.run(step)?;
@@ -139,6 +139,11 @@ impl Stepper {
         }
         self.tape.key.step += 1;
         Ok(())
+    }
+
+    /// Forgets recordings of this name: what they depend on has changed.
+    pub fn forget(&mut self, name: &str) {
+        self.recorded.retain(|id, _| id.0 != name);
     }
 
     /// [`run_recorded`](Stepper::run_recorded) without gradients.

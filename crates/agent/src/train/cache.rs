@@ -1,8 +1,9 @@
-//! Tokens and reconstructions of replay frames, computed at most once while the tokenizer stays the same.
+//! Frames of the replay, their tokens and reconstructions, as batches of the networks' input. Tokens and reconstructions are computed at most once while
+//! the tokenizer stays the same. Where there is a GPU and they fit, all three live there as tables, and a batch is a row of numbers that goes to the GPU.
 
 use std::collections::HashMap;
 
-use engine::{Buffer, Device, Key, Stepper};
+use engine::{Buffer, Device, Key, StepId, Stepper};
 
 use super::Result;
 use crate::{Agent, Replay};
@@ -16,97 +17,280 @@ pub(super) struct Cache {
     tokens_in: Buffer,
     tokens_out: Buffer,
     rendered: Buffer,
-    tokens: HashMap<usize, Vec<i32>>,
-    reconstructions: HashMap<usize, Vec<f32>>,
+    kept: Kept,
+}
+
+/// Where what was computed is kept.
+enum Kept {
+    Host { tokens: HashMap<usize, Vec<i32>>, reconstructions: HashMap<usize, Vec<f32>> },
+    Gpu(Tables),
+}
+
+/// Rows by record number, the newest `capacity` of them.
+struct Tables {
+    capacity: usize,
+    frames: Buffer,
+    tokens: Buffer,
+    reconstructions: Buffer,
+    /// Row numbers of the records being tokenised or rendered, i32 [CHUNK].
+    places: Buffer,
+    /// Row numbers of a batch, by its size.
+    rows: HashMap<usize, Buffer>,
+    /// Which record each row of the tables holds; a row of tokens or reconstructions is one behind until it is computed.
+    uploaded: Vec<Option<usize>>,
+    tokenised: Vec<Option<usize>>,
+    rendered: Vec<Option<usize>>,
 }
 
 impl Cache {
-    pub fn new(device: &Device, agent: &Agent) -> Cache {
+    /// For a replay of up to `steps` steps.
+    pub fn new(device: &Device, agent: &Agent, steps: usize) -> Cache {
         let (size, k) = (agent.config.tokenizer.frame_size, agent.config.tokenizer.tokens());
+        let pixels = size * size * 3;
+        // The steppers and the networks' steps need memory as well.
+        let fits = |free: usize| steps.saturating_mul(3 * pixels + 4 * k) < free / 2;
+        let kept = match device.free_memory().is_some_and(fits) {
+            false => Kept::Host { tokens: HashMap::new(), reconstructions: HashMap::new() },
+            true => Kept::Gpu(Tables {
+                capacity: steps,
+                frames: device.buffer::<u8>("frames of the replay", [steps, size, size, 3]),
+                tokens: device.buffer::<i32>("tokens of the replay", [steps, k]),
+                reconstructions: device.float_buffer("reconstructions of the replay", [steps, size, size, 3]),
+                places: device.buffer::<i32>("rows of the replay", [CHUNK]),
+                rows: HashMap::new(),
+                uploaded: vec![None; steps],
+                tokenised: vec![None; steps],
+                rendered: vec![None; steps],
+            }),
+        };
         Cache {
             stepper: Stepper::new(device, Key::new(0, 0)),
             frames: device.buffer::<u8>("frames to encode", [CHUNK, size, size, 3]),
             tokens_in: device.buffer::<i32>("tokens to decode", [CHUNK, k]),
             tokens_out: device.buffer::<i32>("encoded tokens", [CHUNK, k]),
             rendered: device.buffer::<f32>("decoded frames", [CHUNK, size, size, 3]),
-            tokens: HashMap::new(),
-            reconstructions: HashMap::new(),
+            kept,
         }
     }
 
     /// The tokenizer has changed.
     pub fn clear(&mut self) {
-        self.tokens.clear();
-        self.reconstructions.clear();
+        match &mut self.kept {
+            Kept::Host { tokens, reconstructions } => {
+                tokens.clear();
+                reconstructions.clear();
+            }
+            Kept::Gpu(tables) => {
+                tables.tokenised.fill(None);
+                tables.rendered.fill(None);
+            }
+        }
+    }
+
+    /// The frames of these records into a buffer u8 [records, H, W, 3].
+    pub fn load_frames(&mut self, replay: &Replay, records: &[usize], out: &Buffer) -> Result<()> {
+        let pixels = self.frames.shape().len() / CHUNK;
+        let Kept::Gpu(tables) = &mut self.kept else {
+            let mut frames = vec![0; records.len() * pixels];
+            for (record, frame) in records.iter().zip(frames.chunks_exact_mut(pixels)) {
+                replay.frame(*record, frame)?;
+            }
+            return Ok(out.write(&frames)?);
+        };
+        tables.upload(replay, records)?;
+        let rows: Vec<Option<usize>> = records.iter().copied().map(Some).collect();
+        tables.gather(&mut self.stepper, "frame batch", |t| &t.frames, &rows, out)
+    }
+
+    /// The tokens of these records, zeros where there is none, into a buffer i32 [records, K].
+    pub fn load_tokens(
+        &mut self,
+        agent: &Agent,
+        replay: &Replay,
+        rows: &[Option<usize>],
+        out: &Buffer,
+    ) -> Result<()> {
+        let records: Vec<usize> = rows.iter().flatten().copied().collect();
+        self.tokenise(agent, replay, &records)?;
+        match &mut self.kept {
+            Kept::Gpu(tables) => tables.gather(&mut self.stepper, "token batch", |t| &t.tokens, rows, out),
+            Kept::Host { tokens, .. } => Ok(out.write(&join(rows, tokens, out.shape().len()))?),
+        }
+    }
+
+    /// The reconstructions of these records in [0, 1], zeros where there is none, into a buffer [records, H, W, 3].
+    pub fn load_reconstructions(
+        &mut self,
+        agent: &Agent,
+        replay: &Replay,
+        rows: &[Option<usize>],
+        out: &Buffer,
+    ) -> Result<()> {
+        let records: Vec<usize> = rows.iter().flatten().copied().collect();
+        self.tokenise(agent, replay, &records)?;
+        self.render(agent, &records)?;
+        match &mut self.kept {
+            Kept::Gpu(tables) => {
+                tables.gather(&mut self.stepper, "reconstruction batch", |t| &t.reconstructions, rows, out)
+            }
+            Kept::Host { reconstructions, .. } => {
+                Ok(out.write(&join(rows, reconstructions, out.shape().len()))?)
+            }
+        }
     }
 
     /// Makes sure the tokens of these records are known.
-    pub fn tokenise(&mut self, agent: &Agent, replay: &Replay, records: &[usize]) -> Result<()> {
-        let missing = missing(records, &self.tokens);
-        let frame_bytes = self.frames.shape().len() / CHUNK;
-        let mut bytes = vec![0; self.frames.shape().len()];
-        for chunk in missing.chunks(CHUNK) {
-            for (record, frame) in chunk.iter().zip(bytes.chunks_exact_mut(frame_bytes)) {
-                replay.frame(*record, frame)?;
+    fn tokenise(&mut self, agent: &Agent, replay: &Replay, records: &[usize]) -> Result<()> {
+        let Cache { stepper, frames, tokens_out, kept, .. } = self;
+        let id = ("encode", agent.identity());
+        match kept {
+            Kept::Gpu(tables) => {
+                tables.upload(replay, records)?;
+                let missing = missing(records, |r| tables.tokenised[r % tables.capacity] == Some(r));
+                for chunk in missing.chunks(CHUNK) {
+                    tables.place(chunk)?;
+                    let Tables { places, frames, tokens, .. } = &*tables;
+                    stepper.infer_recorded(id, |tape| -> engine::Result<()> {
+                        let places = tape.buffer(places)?;
+                        let x = tape.gather_rows(frames, places)?;
+                        let x = crate::tokenizer::from_bytes(tape, x)?;
+                        let y = agent.tokenizer.encode(tape, x)?;
+                        let found = agent.tokenizer.quantise(tape, y)?.tokens;
+                        tape.scatter_rows(tokens, places, found)
+                    })?;
+                    chunk.iter().for_each(|&r| tables.tokenised[r % tables.capacity] = Some(r));
+                }
             }
-            self.frames.write(&bytes)?;
-            let (frames, out) = (&self.frames, &self.tokens_out);
-            self.stepper.infer(|tape| -> engine::Result<()> {
-                let x = tape.buffer(frames)?;
-                let x = crate::tokenizer::from_bytes(tape, x)?;
-                let y = agent.tokenizer.encode(tape, x)?;
-                let tokens = agent.tokenizer.quantise(tape, y)?.tokens;
-                tape.store(out, 0, tokens)
-            })?;
-            let tokens = self.tokens_out.read::<i32>()?;
-            let k = tokens.len() / CHUNK;
-            for (record, tokens) in chunk.iter().zip(tokens.chunks_exact(k)) {
-                self.tokens.insert(*record, tokens.to_vec());
+            Kept::Host { tokens, .. } => {
+                let frame_bytes = frames.shape().len() / CHUNK;
+                let mut bytes = vec![0; frames.shape().len()];
+                let missing = missing(records, |r| tokens.contains_key(&r));
+                for chunk in missing.chunks(CHUNK) {
+                    for (record, frame) in chunk.iter().zip(bytes.chunks_exact_mut(frame_bytes)) {
+                        replay.frame(*record, frame)?;
+                    }
+                    frames.write(&bytes)?;
+                    stepper.infer_recorded(id, |tape| -> engine::Result<()> {
+                        let x = tape.buffer(frames)?;
+                        let x = crate::tokenizer::from_bytes(tape, x)?;
+                        let y = agent.tokenizer.encode(tape, x)?;
+                        let found = agent.tokenizer.quantise(tape, y)?.tokens;
+                        tape.store(tokens_out, 0, found)
+                    })?;
+                    let found = tokens_out.read::<i32>()?;
+                    let k = found.len() / CHUNK;
+                    for (record, row) in chunk.iter().zip(found.chunks_exact(k)) {
+                        tokens.insert(*record, row.to_vec());
+                    }
+                }
             }
         }
         Ok(())
     }
 
     /// Makes sure the reconstructions of these records, whose tokens are known, are known too.
-    pub fn render(&mut self, agent: &Agent, records: &[usize]) -> Result<()> {
-        let missing = missing(records, &self.reconstructions);
-        let k = self.tokens_in.shape().len() / CHUNK;
-        let mut tokens = vec![0; CHUNK * k];
-        for chunk in missing.chunks(CHUNK) {
-            for (record, row) in chunk.iter().zip(tokens.chunks_exact_mut(k)) {
-                row.copy_from_slice(self.tokens(*record));
+    fn render(&mut self, agent: &Agent, records: &[usize]) -> Result<()> {
+        let Cache { stepper, tokens_in, rendered, kept, .. } = self;
+        let id = ("decode", agent.identity());
+        match kept {
+            Kept::Gpu(tables) => {
+                let missing = missing(records, |r| tables.rendered[r % tables.capacity] == Some(r));
+                for chunk in missing.chunks(CHUNK) {
+                    tables.place(chunk)?;
+                    let Tables { places, tokens, reconstructions, .. } = &*tables;
+                    stepper.infer_recorded(id, |tape| -> engine::Result<()> {
+                        let places = tape.buffer(places)?;
+                        let tokens = tape.gather_rows(tokens, places)?;
+                        let frames = agent.tokenizer.render(tape, tokens)?;
+                        tape.scatter_rows(reconstructions, places, frames)
+                    })?;
+                    chunk.iter().for_each(|&r| tables.rendered[r % tables.capacity] = Some(r));
+                }
             }
-            self.tokens_in.write(&tokens)?;
-            let (tokens, out) = (&self.tokens_in, &self.rendered);
-            self.stepper.infer(|tape| -> engine::Result<()> {
-                let tokens = tape.buffer(tokens)?;
-                let frames = agent.tokenizer.render(tape, tokens)?;
-                tape.store(out, 0, frames)
-            })?;
-            let frames = self.rendered.read::<f32>()?;
-            let pixels = frames.len() / CHUNK;
-            for (record, frame) in chunk.iter().zip(frames.chunks_exact(pixels)) {
-                self.reconstructions.insert(*record, frame.to_vec());
+            Kept::Host { tokens, reconstructions } => {
+                let missing = missing(records, |r| reconstructions.contains_key(&r));
+                for chunk in missing.chunks(CHUNK) {
+                    let rows: Vec<Option<usize>> = chunk.iter().copied().map(Some).collect();
+                    tokens_in.write(&join(&rows, tokens, tokens_in.shape().len()))?;
+                    stepper.infer_recorded(id, |tape| -> engine::Result<()> {
+                        let tokens = tape.buffer(tokens_in)?;
+                        let frames = agent.tokenizer.render(tape, tokens)?;
+                        tape.store(rendered, 0, frames)
+                    })?;
+                    let frames = rendered.read::<f32>()?;
+                    let pixels = frames.len() / CHUNK;
+                    for (record, frame) in chunk.iter().zip(frames.chunks_exact(pixels)) {
+                        reconstructions.insert(*record, frame.to_vec());
+                    }
+                }
             }
         }
         Ok(())
     }
+}
 
-    /// The tokens of a record given to [`tokenise`](Cache::tokenise).
-    pub fn tokens(&self, record: usize) -> &[i32] {
-        self.tokens.get(&record).map_or(&[], Vec::as_slice)
+impl Tables {
+    /// Makes sure the frames of these records are on the GPU.
+    fn upload(&mut self, replay: &Replay, records: &[usize]) -> Result<()> {
+        let bytes = self.frames.shape().len() / self.capacity;
+        let mut frame = vec![0; bytes];
+        for record in missing(records, |r| self.uploaded[r % self.capacity] == Some(r)) {
+            let row = record % self.capacity;
+            replay.frame(record, &mut frame)?;
+            self.frames.write_at(row * bytes, &frame)?;
+            self.uploaded[row] = Some(record);
+        }
+        Ok(())
     }
 
-    /// The reconstruction of a record given to [`render`](Cache::render), in [0, 1].
-    pub fn frame(&self, record: usize) -> &[f32] {
-        self.reconstructions.get(&record).map_or(&[], Vec::as_slice)
+    /// Says which rows a chunk of records has.
+    fn place(&self, records: &[usize]) -> Result<()> {
+        let mut places = [-1; CHUNK];
+        places.iter_mut().zip(records).for_each(|(place, r)| *place = (r % self.capacity) as i32);
+        Ok(self.places.write(&places)?)
+    }
+
+    /// Rows of one of the tables into a buffer; zeros where there is no record.
+    fn gather(
+        &mut self,
+        stepper: &mut Stepper,
+        name: &'static str,
+        table: impl Fn(&Tables) -> &Buffer,
+        rows: &[Option<usize>],
+        out: &Buffer,
+    ) -> Result<()> {
+        let numbers: Vec<i32> = rows.iter().map(|r| r.map_or(-1, |r| (r % self.capacity) as i32)).collect();
+        if !self.rows.contains_key(&rows.len()) {
+            let buffer = out.device().buffer::<i32>("rows of a batch", [rows.len()]);
+            self.rows.insert(rows.len(), buffer);
+        }
+        let index = &self.rows[&rows.len()];
+        index.write(&numbers)?;
+        let (table, id): (&Buffer, StepId) = (table(self), (name, out.identity()));
+        Ok(stepper.infer_recorded(id, |tape| -> engine::Result<()> {
+            let index = tape.buffer(index)?;
+            let rows = tape.gather_rows(table, index)?;
+            tape.store(out, 0, rows)
+        })?)
     }
 }
 
-/// The records that are not in the map, each once, in order.
-fn missing<V>(records: &[usize], known: &HashMap<usize, V>) -> Vec<usize> {
-    let mut missing: Vec<usize> = records.iter().copied().filter(|r| !known.contains_key(r)).collect();
+/// The records of which `known` does not hold, each once, in order.
+fn missing(records: &[usize], known: impl Fn(usize) -> bool) -> Vec<usize> {
+    let mut missing: Vec<usize> = records.iter().copied().filter(|&r| !known(r)).collect();
     missing.sort_unstable();
     missing.dedup();
     missing
+}
+
+/// The values of these records one after the other, zeros where there is none and to the end of `len`.
+fn join<T: Copy + Default>(rows: &[Option<usize>], values: &HashMap<usize, Vec<T>>, len: usize) -> Vec<T> {
+    let mut joined = vec![T::default(); len];
+    let each = rows.iter().flatten().find_map(|r| values.get(r)).map_or(1, Vec::len);
+    for (line, row) in joined.chunks_exact_mut(each.max(1)).zip(rows) {
+        if let Some(found) = row.and_then(|r| values.get(&r)) {
+            line.copy_from_slice(found);
+        }
+    }
+    joined
 }

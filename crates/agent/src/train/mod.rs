@@ -8,7 +8,7 @@ mod tensorboard;
 
 use std::path::{Path, PathBuf};
 
-use engine::{Adam, Buffer, Device, Key, Lstm, Rng, Stepper, Tensor};
+use engine::{Adam, Buffer, Device, Key, Lstm, Rng, StepId, Stepper, Tape, Tensor};
 use envs::{Env, Game, Purpose};
 
 pub use config::{
@@ -72,20 +72,43 @@ enum Stream {
     Media,
 }
 
-/// Mean of a loss over an epoch.
+/// What is reported of an epoch.
 #[derive(Default)]
-struct Means(Vec<(String, f64, usize)>);
+struct Means(Vec<(String, f64)>);
 
 impl Means {
     fn add(&mut self, name: &str, value: f32) {
-        match self.0.iter_mut().find(|(n, ..)| n == name) {
-            Some((_, sum, count)) => (*sum, *count) = (*sum + f64::from(value), *count + 1),
-            None => self.0.push((name.into(), f64::from(value), 1)),
-        }
+        self.0.push((name.into(), f64::from(value)));
+    }
+}
+
+/// Losses of an epoch's updates, added up on the device and read once.
+struct Losses {
+    sums: Buffer,
+    names: Vec<&'static str>,
+}
+
+impl Losses {
+    fn new(device: &Device) -> Losses {
+        Losses { sums: device.buffer::<f32>("losses", [8]), names: Vec::new() }
     }
 
-    fn finish(self) -> Vec<(String, f64)> {
-        self.0.into_iter().map(|(name, sum, count)| (name, sum / count as f64)).collect()
+    fn begin(&self) -> Result<()> {
+        Ok(self.sums.write(&[0f32; 8])?)
+    }
+
+    fn add(&mut self, tape: &mut Tape, named: &[(&'static str, Tensor)]) -> engine::Result<()> {
+        self.names = named.iter().map(|(name, _)| *name).collect();
+        named.iter().enumerate().try_for_each(|(i, (_, loss))| tape.accumulate(&self.sums, i, *loss))
+    }
+
+    /// Reports the means over `updates` updates.
+    fn finish(&self, updates: usize, means: &mut Means) -> Result<()> {
+        if updates > 0 {
+            let sums = self.sums.read::<f32>()?;
+            self.names.iter().zip(sums).for_each(|(name, sum)| means.add(name, sum / updates as f32));
+        }
+        Ok(())
     }
 }
 
@@ -105,6 +128,9 @@ pub struct Trainer {
     dreamer: Dreamer,
     batches: Batches,
     cache: Cache,
+    tokenizer_losses: Losses,
+    world_model_losses: Losses,
+    behaviour_losses: Losses,
 }
 
 /// Input buffers of the three training steps.
@@ -131,7 +157,7 @@ pub fn train(trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
             trainer.evaluate(observer, &mut means)?;
         }
         trainer.epoch += 1;
-        observer.epoch_done(trainer, &means.finish())?;
+        observer.epoch_done(trainer, &means.0)?;
     }
     Ok(())
 }
@@ -173,7 +199,10 @@ impl Trainer {
             player: Player::new(device, &agent, 1),
             dreamer: Dreamer::new(device, &agent, p.schedule.batch, p.horizon, p.burn_in, key),
             stepper: Stepper::new(device, key),
-            cache: Cache::new(device, &agent),
+            cache: Cache::new(device, &agent, replay_rows(&config)),
+            tokenizer_losses: Losses::new(device),
+            world_model_losses: Losses::new(device),
+            behaviour_losses: Losses::new(device),
             device: device.clone(),
             config,
             agent,
@@ -261,30 +290,28 @@ impl Trainer {
         let mut rng = Rng::new(self.key(Stream::TokenizerBatches));
         self.stepper.set_key(self.key(Stream::Tokenizer));
         let adam = self.adam(&config.schedule, 0.0);
-        let frame_bytes = self.frame_bytes();
-        let mut frames = vec![0; config.schedule.batch * frame_bytes];
+        self.tokenizer_losses.begin()?;
         for update in 0..updates {
-            for frame in frames.chunks_exact_mut(frame_bytes) {
-                self.replay.frame(self.replay.sample_step(&mut rng), frame)?;
-            }
-            self.batches.frames.write(&frames)?;
+            let records: Vec<usize> =
+                (0..config.schedule.batch).map(|_| self.replay.sample_step(&mut rng)).collect();
+            self.cache.load_frames(&self.replay, &records, &self.batches.frames)?;
             let (tokenizer, perceptual) = (&self.agent.tokenizer, self.perceptual.as_ref());
-            let input = &self.batches.frames;
-            let losses = self.stepper.run(|tape| -> engine::Result<_> {
+            let (input, sums) = (&self.batches.frames, &mut self.tokenizer_losses);
+            self.stepper.run_recorded(step("tokenizer", &adam), |tape| -> engine::Result<_> {
                 let x = tape.buffer(input)?;
                 let x = crate::tokenizer::from_bytes(tape, x)?;
                 let losses = tokenizer.loss(tape, x, perceptual, config.squared_weight)?;
                 tape.backward(losses.total)?;
                 tape.adam(&tokenizer.network.params, &adam)?;
-                read_all(tape, &losses.named())
+                sums.add(tape, &losses.named())
             })?;
-            losses.iter().for_each(|(name, value)| means.add(name, *value));
             self.check(observer, "tokenizer", update, updates)?;
         }
+        self.finish_updates("tokenizer", &config.schedule);
         if updates > 0 {
             self.cache.clear();
         }
-        Ok(())
+        self.tokenizer_losses.finish(updates, means)
     }
 
     fn update_world_model(&mut self, observer: &mut dyn Observer, means: &mut Means) -> Result<()> {
@@ -293,13 +320,15 @@ impl Trainer {
         let mut rng = Rng::new(self.key(Stream::WorldModelBatches));
         self.stepper.set_key(self.key(Stream::WorldModel));
         let adam = self.adam(&config.schedule, config.weight_decay);
+        self.world_model_losses.begin()?;
         for update in 0..updates {
             let steps = self.config.agent.world_model.steps;
             let segments: Vec<Segment> =
                 (0..config.schedule.batch).map(|_| self.replay.sample_starting(&mut rng, steps)).collect();
             self.fill_world_model_batch(&segments, steps)?;
             let (model, batches) = (&self.agent.world_model, &self.batches);
-            let losses = self.stepper.run(|tape| -> engine::Result<_> {
+            let sums = &mut self.world_model_losses;
+            self.stepper.run_recorded(step("world model", &adam), |tape| -> engine::Result<_> {
                 let batch = WorldModelBatch {
                     tokens: tape.buffer(&batches.tokens)?,
                     actions: tape.buffer(&batches.actions)?,
@@ -310,33 +339,30 @@ impl Trainer {
                 let losses = model.loss(tape, &batch, true)?;
                 tape.backward(losses.total)?;
                 tape.adam(&model.network.params, &adam)?;
-                read_all(tape, &losses.named())
+                sums.add(tape, &losses.named())
             })?;
-            losses.iter().for_each(|(name, value)| means.add(name, *value));
             self.check(observer, "world model", update, updates)?;
         }
-        Ok(())
+        self.finish_updates("world model", &config.schedule);
+        self.world_model_losses.finish(updates, means)
     }
 
     /// Tokens, actions, reward classes, ends and mask of segments into the input buffers.
     fn fill_world_model_batch(&mut self, segments: &[Segment], steps: usize) -> Result<()> {
-        let k = self.agent.world_model.tokens;
-        let records: Vec<usize> = segments.iter().flat_map(|s| s.first..s.first + s.len).collect();
-        self.cache.tokenise(&self.agent, &self.replay, &records)?;
-        let mut tokens = vec![0; segments.len() * steps * k];
+        let mut rows = vec![None; segments.len() * steps];
         let [mut actions, mut rewards, mut ends, mut mask] =
             [(); 4].map(|()| vec![0i32; segments.len() * steps]);
         for (row, segment) in segments.iter().enumerate() {
             for step in 0..segment.len {
                 let (record, at) = (segment.first + step, row * steps + segment.pad_before + step);
-                tokens[at * k..(at + 1) * k].copy_from_slice(self.cache.tokens(record));
+                rows[at] = Some(record);
                 let Record { action, reward, end } = self.replay.record(record)?;
                 // The sign of the reward, plus one.
                 let class = 1 + i32::from(reward > 0.0) - i32::from(reward < 0.0);
                 (actions[at], rewards[at], ends[at], mask[at]) = (action as i32, class, i32::from(end), 1);
             }
         }
-        self.batches.tokens.write(&tokens)?;
+        self.cache.load_tokens(&self.agent, &self.replay, &rows, &self.batches.tokens)?;
         for (buffer, values) in [
             (&self.batches.actions, actions),
             (&self.batches.rewards, rewards),
@@ -356,6 +382,7 @@ impl Trainer {
         self.dreamer.set_key(self.key(Stream::Dream));
         let adam = self.adam(&config.schedule, 0.0);
         let returns = config.returns;
+        self.behaviour_losses.begin()?;
         for update in 0..updates {
             let segments: Vec<Segment> = (0..config.schedule.batch)
                 .map(|_| self.replay.sample_ending(&mut rng, config.burn_in + 1))
@@ -363,7 +390,8 @@ impl Trainer {
             self.fill_dream_start(&segments, config.burn_in)?;
             let dreamt = self.dreamer.dream(&self.agent, Acting::Policy { temperature: 1.0 })?;
             let policy = &self.agent.actor_critic;
-            let losses = self.stepper.run(|tape| -> engine::Result<_> {
+            let sums = &mut self.behaviour_losses;
+            self.stepper.run_recorded(step("behaviour", &adam), |tape| -> engine::Result<_> {
                 let frames = tape.buffer(&dreamt.frames)?;
                 let state = Lstm { hidden: tape.buffer(&dreamt.hidden)?, cell: tape.buffer(&dreamt.cell)? };
                 let output = policy.follow(tape, frames, state)?;
@@ -375,37 +403,30 @@ impl Trainer {
                 let reward = tape.mean(rewards)?;
                 let mut named = losses.named().to_vec();
                 named.push(("actor_critic/train/imagined_reward_per_step", reward));
-                read_all(tape, &named)
+                sums.add(tape, &named)
             })?;
-            losses.iter().for_each(|(name, value)| means.add(name, *value));
             self.check(observer, "behaviour", update, updates)?;
         }
-        Ok(())
+        self.finish_updates("behaviour", &config.schedule);
+        self.behaviour_losses.finish(updates, means)
     }
 
     /// Reconstructed frames before the dream, and the tokens of its first.
     fn fill_dream_start(&mut self, segments: &[Segment], burn_in: usize) -> Result<()> {
-        let records: Vec<usize> = segments.iter().flat_map(|s| s.first..s.first + s.len).collect();
-        self.cache.tokenise(&self.agent, &self.replay, &records)?;
-        self.cache.render(&self.agent, &records)?;
-        let (k, pixels) = (self.agent.world_model.tokens, self.frame_bytes());
-        let mut frames = vec![0.0; segments.len() * burn_in * pixels];
-        let mut mask = vec![0; segments.len() * burn_in];
-        let mut tokens = Vec::with_capacity(segments.len() * k);
+        let mut rows = vec![None; segments.len() * burn_in];
         for (row, segment) in segments.iter().enumerate() {
             for step in 0..segment.len - 1 {
-                let at = row * burn_in + segment.pad_before + step;
-                frames[at * pixels..(at + 1) * pixels]
-                    .copy_from_slice(self.cache.frame(segment.first + step));
-                mask[at] = 1;
+                rows[row * burn_in + segment.pad_before + step] = Some(segment.first + step);
             }
-            tokens.extend_from_slice(self.cache.tokens(segment.first + segment.len - 1));
         }
+        let first: Vec<Option<usize>> = segments.iter().map(|s| Some(s.first + s.len - 1)).collect();
+        let mask: Vec<i32> = rows.iter().map(|row| i32::from(row.is_some())).collect();
         let start = self.dreamer.start();
-        start.frames.write(&frames)?;
-        start.mask.write(&mask)?;
-        start.tokens.write(&tokens)?;
-        Ok(())
+        if burn_in > 0 {
+            self.cache.load_reconstructions(&self.agent, &self.replay, &rows, &start.frames)?;
+            start.mask.write(&mask)?;
+        }
+        self.cache.load_tokens(&self.agent, &self.replay, &first, &start.tokens)
     }
 
     /// Plays whole games with the current policy, without exploring.
@@ -436,6 +457,13 @@ impl Trainer {
             max_grad_norm: schedule.max_grad_norm,
             weight_decay,
             ..Adam::default()
+        }
+    }
+
+    /// A learning rate that changes from epoch to epoch makes recordings of its step useless.
+    fn finish_updates(&mut self, name: &'static str, schedule: &Schedule) {
+        if schedule.final_learning_rate > 0.0 {
+            self.stepper.forget(name);
         }
     }
 
@@ -480,9 +508,14 @@ fn replay_open_game(env: &mut dyn Env, replay: &Replay) -> Result<()> {
     Ok(())
 }
 
-fn read_all(
-    tape: &engine::Tape,
-    named: &[(&'static str, Tensor)],
-) -> engine::Result<Vec<(&'static str, f32)>> {
-    named.iter().map(|(name, loss)| Ok((*name, tape.read::<f32>(*loss)?[0]))).collect()
+/// The most steps the replay holds at once: what is collected, or what is kept of it and a long episode beyond.
+fn replay_rows(config: &TrainConfig) -> usize {
+    let frame_bytes = config.agent.tokenizer.frame_size.pow(2) * 3;
+    let kept = config.replay.steps(Replay::step_bytes(frame_bytes));
+    config.collection.steps.saturating_mul(config.collection.epochs).min(kept + kept / 4).max(1)
+}
+
+/// A training step as a device may record it: with this learning rate.
+fn step(name: &'static str, adam: &Adam) -> StepId {
+    (name, u64::from(adam.learning_rate.to_bits()))
 }

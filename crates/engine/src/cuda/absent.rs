@@ -31,6 +31,10 @@ impl Gpu {
         match *self {}
     }
 
+    pub fn free_memory(&self) -> usize {
+        match *self {}
+    }
+
     pub fn enter(&self) -> Result<()> {
         match *self {}
     }
@@ -56,6 +60,22 @@ impl Gpu {
     }
 
     pub fn launch(&self, _kernel: &'static str, _grid: Grid, _args: &[Arg]) -> Result<()> {
+        match *self {}
+    }
+
+    pub fn records(&self) -> bool {
+        match *self {}
+    }
+
+    pub fn set_records(&self, _records: bool) {
+        match *self {}
+    }
+
+    pub fn begin_trace(&self) {
+        match *self {}
+    }
+
+    pub fn end_trace(&self) -> Result<Vec<(String, f64)>> {
         match *self {}
     }
 

@@ -30,6 +30,11 @@ fn failed(e: result::CublasError) -> Error {
     Error::Gpu { what: "a matrix product", reason: e.to_string() }
 }
 
+/// The same with what was asked for.
+fn failed_for(p: &Product) -> impl Fn(result::CublasError) -> Error {
+    move |e| Error::Gpu { what: "a matrix product", reason: format!("{e}: {p:?}") }
+}
+
 /// The largest power of two, up to 256, that an address is a multiple of.
 fn alignment(at: u64) -> u32 {
     1 << at.trailing_zeros().min(8)
@@ -80,7 +85,7 @@ impl Products {
                 stream.cast(),
             )
         }
-        .map_err(failed)
+        .map_err(failed_for(p))
     }
 }
 
@@ -193,7 +198,7 @@ impl Call {
             let _ = result::destroy_matmul_pref(preference);
             found
         };
-        Ok(found.map_err(failed)?.algo)
+        Ok(found.map_err(failed_for(p))?.algo)
     }
 }
 

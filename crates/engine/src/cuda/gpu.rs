@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cudarc::driver::{result, sys};
@@ -47,8 +47,20 @@ pub(crate) struct Gpu {
     workspace: DeviceMemory,
     name: String,
     precision: Precision,
+    trace: Mutex<Option<Trace>>,
+    /// Whether steps are recorded and replayed, or run kernel by kernel.
+    records: AtomicBool,
     core: Arc<Core>,
 }
+
+/// What ran, between which events; see [`Gpu::begin_trace`].
+type Trace = Vec<(String, Event, Event)>;
+
+#[derive(Clone, Copy)]
+struct Event(sys::CUevent);
+
+// SAFETY: a handle of the driver's, used under the GPU's rules.
+unsafe impl Send for Event {}
 
 pub(super) fn driver(what: &'static str) -> impl Fn(result::DriverError) -> Error {
     move |e| {
@@ -177,6 +189,8 @@ impl Gpu {
             workspace: DeviceMemory::new(&core, WORKSPACE),
             name,
             precision,
+            trace: Mutex::new(None),
+            records: AtomicBool::new(true),
             core: core.clone(),
         };
         core.check()?;
@@ -203,6 +217,11 @@ impl Gpu {
     /// (bytes in use, the most there were)
     pub fn memory(&self) -> (usize, usize) {
         (self.core.used.load(Ordering::Relaxed), self.core.peak.load(Ordering::Relaxed))
+    }
+
+    /// Bytes nobody uses.
+    pub fn free_memory(&self) -> usize {
+        self.enter().ok().and_then(|()| result::mem_get_info().ok()).map_or(0, |(free, _)| free)
     }
 
     /// Zeroed memory. If there is none left, the next call that can fail says so.
@@ -238,8 +257,61 @@ impl Gpu {
             .map_err(driver("copying to the GPU"))
     }
 
+    pub fn records(&self) -> bool {
+        self.records.load(Ordering::Relaxed)
+    }
+
+    pub fn set_records(&self, records: bool) {
+        self.records.store(records, Ordering::Relaxed);
+    }
+
+    /// From here to [`end_trace`](Gpu::end_trace) everything that runs is timed by itself.
+    pub fn begin_trace(&self) {
+        if let Ok(mut trace) = self.trace.lock() {
+            *trace = Some(Vec::new());
+        }
+    }
+
+    /// (what ran, seconds), in order.
+    pub fn end_trace(&self) -> Result<Vec<(String, f64)>> {
+        self.core.wait()?;
+        let trace = self.trace.lock().ok().and_then(|mut trace| trace.take()).unwrap_or_default();
+        let mut times = Vec::with_capacity(trace.len());
+        for (name, start, end) in trace {
+            // SAFETY: events that were recorded in `timed`, and are over.
+            let ms = unsafe {
+                let ms = result::event::elapsed(start.0, end.0).map_err(driver("timing"))?;
+                let _ = result::event::destroy(start.0);
+                let _ = result::event::destroy(end.0);
+                ms
+            };
+            times.push((name, f64::from(ms) / 1e3));
+        }
+        Ok(times)
+    }
+
+    fn timed(&self, name: impl FnOnce() -> String, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let Ok(mut trace) = self.trace.lock() else { return work() };
+        let Some(trace) = trace.as_mut() else { return work() };
+        let mark = || -> Result<Event> {
+            let event =
+                result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(driver("timing"))?;
+            // SAFETY: the event was just created, the stream is alive.
+            unsafe { result::event::record(event, self.core.stream) }.map_err(driver("timing"))?;
+            Ok(Event(event))
+        };
+        let start = mark()?;
+        work()?;
+        trace.push((name(), start, mark()?));
+        Ok(())
+    }
+
     pub fn launch(&self, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
         self.core.check()?;
+        self.timed(|| kernel.into(), || self.launch_now(kernel, grid, args))
+    }
+
+    fn launch_now(&self, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
         let function = self.module.function(kernel)?;
         let mut words: Vec<[u64; 2]> = args.iter().map(|arg| pack(*arg)).collect();
         let mut pointers: Vec<*mut c_void> =
@@ -263,7 +335,11 @@ impl Gpu {
     pub fn product(&self, product: &Product) -> Result<()> {
         self.core.check()?;
         let mut products = lock(&self.products)?;
-        products.run(product, self.core.stream, self.workspace.at(), WORKSPACE)
+        let name = || {
+            let (Product { m, n, k, batch, .. }, dtype) = (product, product.a.dtype);
+            format!("product {m}x{n}x{k} batch {batch} {dtype}")
+        };
+        self.timed(name, || products.run(product, self.core.stream, self.workspace.at(), WORKSPACE))
     }
 
     pub fn convolve(
@@ -277,7 +353,12 @@ impl Gpu {
     ) -> Result<()> {
         self.core.check()?;
         let mut convolutions = lock(&self.convolutions)?;
-        convolutions.run(shape, direction, (x, weight, y), accumulate, (self.workspace.at(), WORKSPACE))
+        let name = || {
+            let Convolution { batch, height, inputs, outputs, stride, .. } = shape;
+            format!("conv {direction:?} {batch}x{height} {inputs}->{outputs} stride {stride}")
+        };
+        let workspace = (self.workspace.at(), WORKSPACE);
+        self.timed(name, || convolutions.run(shape, direction, (x, weight, y), accumulate, workspace))
     }
 
     /// Where kernels report what they find wrong.

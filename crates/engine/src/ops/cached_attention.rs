@@ -53,6 +53,11 @@ impl KvCache {
         self.len += tokens;
     }
 
+    /// Says how many positions count as seen: fewer than before, or as many more as a recorded step has just added.
+    pub fn set_len(&mut self, len: usize) {
+        self.len = len;
+    }
+
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.len = 0;

@@ -14,11 +14,14 @@ impl Tape {
         out: Arg,
         accumulate: bool,
     ) -> Result<()> {
-        let blocks = rows.div_ceil(64).clamp(1, 264);
+        // Threads keep to their four columns; the rows are dealt out to the rest of the block and to the blocks.
+        let quads = columns.div_ceil(4);
+        let lanes = (256 / quads).max(1);
+        let across = quads.div_ceil(256);
+        let blocks = rows.div_ceil(16 * lanes).clamp(1, (1056 / across).max(1));
         let parts = self.scratch(blocks * columns);
         if let Some(gpu) = self.gpu() {
-            let across = columns.div_ceil(256).min(64);
-            let threads = columns.next_multiple_of(32).min(256);
+            let threads = if quads < 256 { lanes * quads } else { 256 };
             let args = [x, Arg::At(parts.at()), Arg::U32(rows), Arg::U32(columns)];
             gpu.launch("column_sums", Grid { blocks: (blocks, across), threads, shared: 0 }, &args)?;
         }

@@ -145,7 +145,8 @@ impl Tape {
     ) -> Result<()> {
         let (m, k, n) = (x.shape().rows(), x.shape().last(), weight.shape().rows());
         let (x, weight) = (self.operand(x, dtype)?, self.operand(weight, dtype)?);
-        let bias = bias.map(|b| self.operand(b, dtype)).transpose()?;
+        // cuBLASLt adds a bias or another matrix, not both.
+        let fused = bias.filter(|_| residual.is_none()).map(|b| self.operand(b, dtype)).transpose()?;
         let residual = residual.map(|r| self.operand(r, dtype)).transpose()?;
         if let Some(gpu) = self.gpu() {
             gpu.product(&Product {
@@ -156,11 +157,17 @@ impl Tape {
                 b: Matrix::transposed(weight.at, dtype, k),
                 out: Matrix::rows(out.at(), dtype, n),
                 start: residual.as_ref().map(|r| r.at),
-                bias: bias.as_ref().map(|b| b.at),
+                bias: fused.as_ref().map(|b| b.at),
                 batch: 1,
             })?;
+            if let (Some(bias), None) = (bias, &fused) {
+                let (y, bias) = (Arg::View(out.at(), dtype), Arg::At(self.at(bias)));
+                let sizes = [Arg::U32(m * n), Arg::U32(n), Arg::Flag(false)];
+                let args = [&[y, bias, Arg::NOTHING], &sizes[..]].concat();
+                gpu.launch("finish_rows", Grid::elements(m * n), &args)?;
+            }
         }
-        for operand in [Some(x), Some(weight), bias, residual].into_iter().flatten() {
+        for operand in [Some(x), Some(weight), fused, residual].into_iter().flatten() {
             self.release(operand);
         }
         Ok(())
@@ -204,12 +211,22 @@ impl Linear {
         };
         if let Some(dx) = tape.grad(self.x) {
             let weight = tape.operand(self.weight, dtype)?;
-            let (at, start) = (dx.at(), dx.accumulate.then(|| dx.at()));
-            let (b, out) = (Matrix { at: weight.at, ..product.b }, Matrix::rows(at, dx.dtype(), k));
+            let b = Matrix { at: weight.at, ..product.b };
+            // An exact product cannot be stored otherwise at once.
+            let exact = (dtype == DType::F32 && dx.dtype() != dtype).then(|| tape.scratch(m * k));
+            let (out, start) = match &exact {
+                Some(exact) => (Matrix::rows(exact.at(), dtype, k), None),
+                None => (Matrix::rows(dx.at(), dx.dtype(), k), dx.accumulate.then(|| dx.at())),
+            };
             if let Some(gpu) = tape.gpu() {
                 gpu.product(&Product { b, out, start, ..product })?;
             }
             tape.release(weight);
+            let mut dx = dx;
+            if let Some(exact) = exact {
+                tape.add_or_set(&mut dx, &exact, dtype)?;
+                tape.give_back(exact);
+            }
             tape.put_grad(dx);
         }
         if let Some(dw) = tape.grad(self.weight) {
@@ -335,6 +352,14 @@ mod tests {
         }
         check_gradients(&[&[2, 3, 5], &[4, 5], &[2, 3, 4]], |tape, x| {
             tape.linear_residual(x[0], x[1], None, x[2])
+        });
+        // Two layers: the first result is an activation, the second is exact.
+        check_gradients(&[&[9, 7], &[48, 7], &[5, 48]], |tape, x| {
+            let y = tape.linear(x[0], x[1], None, Activation::None)?;
+            tape.linear(y, x[2], None, Activation::None)
+        });
+        check_gradients(&[&[3, 5, 64], &[96, 64], &[96], &[3, 5, 96]], |tape, x| {
+            tape.linear_residual(x[0], x[1], Some(x[2]), x[3])
         });
         // A weight used twice gets both gradients.
         check_gradients(&[&[3, 4], &[4, 4]], |tape, x| {

@@ -22,6 +22,7 @@ mod perceptual;
 mod quantise;
 mod relu;
 mod returns;
+mod rows;
 mod select;
 mod time;
 mod upsample;

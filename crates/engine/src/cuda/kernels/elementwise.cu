@@ -243,3 +243,25 @@ extern "C" __global__ void lstm_gradient(const float* activated, View before, Vi
         put(d_cell, at, d * f);
     }
 }
+
+// Rows of x to the rows of a table named by `indices`; those outside are left out.
+extern "C" __global__ void scatter_rows(View table, View x, const int* indices, u32 row, u32 rows, u32 n) {
+    EACH(i, n) {
+        u32 index = (u32)indices[i / row];
+        if (index < rows) put(table, (size_t)index * row + i % row, get(x, i));
+    }
+}
+
+extern "C" __global__ void scatter_rows_words(u32* table, const u32* x, const int* indices, u32 row, u32 rows, u32 n) {
+    EACH(i, n) {
+        u32 index = (u32)indices[i / row];
+        if (index < rows) table[(size_t)index * row + i % row] = x[i];
+    }
+}
+
+extern "C" __global__ void scatter_rows_bytes(u8* table, const u8* x, const int* indices, u32 row, u32 rows, u32 n) {
+    EACH(i, n) {
+        u32 index = (u32)indices[i / row];
+        if (index < rows) table[(size_t)index * row + i % row] = x[i];
+    }
+}

@@ -75,7 +75,7 @@ extern "C" __global__ void squares(const float* g, double* parts, u32 n) {
     if (threadIdx.x == 0) parts[blockIdx.x] = total;
 }
 
-// factors [clip, step, root]; nothing moves when the norm is not finite.
+// factors [clip, step, root, go]; nothing moves when the norm is not finite or something was wrong before.
 extern "C" __global__ void adam_factors(const double* parts, u32 count, int* updates, float* norm, float* factors, float rate, float beta1, float beta2, float max_norm, int op, int* fault) {
     double total = 0.0;
     for (u32 i = threadIdx.x; i < count; i += blockDim.x) total += parts[i];
@@ -83,12 +83,9 @@ extern "C" __global__ void adam_factors(const double* parts, u32 count, int* upd
     if (threadIdx.x == 0) {
         float length = (float)sqrt(total);
         norm[0] = length;
-        if (!isfinite(length)) {
-            report(fault, NOT_FINITE, op, __float_as_int(length), 0, 0);
-            factors[0] = factors[1] = factors[2] = 0.0f;
-            factors[3] = 0.0f;
-            return;
-        }
+        factors[3] = 0.0f;
+        if (!isfinite(length)) report(fault, NOT_FINITE, op, __float_as_int(length), 0, 0);
+        if (*(volatile int*)fault) return;
         int step = ++updates[0];
         factors[0] = fminf(max_norm / (length + 1e-6f), 1.0f);
         factors[1] = (float)((double)rate / (1.0 - pow((double)beta1, (double)step)));

@@ -3,19 +3,44 @@
 #define WARP_ROWS(row, rows) \
     for (u32 row = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5); row < (rows); row += gridDim.x * (blockDim.x >> 5))
 
+// Rows of up to 1024 elements, a multiple of 128, stay in registers: QUADS float4s per lane.
+#define QUADS 8
+#define IN_REGISTERS(width) ((width) % 128 == 0 && (width) <= 128 * QUADS)
+
 extern "C" __global__ void layer_norm(View out, float* statistics, View x, const float* gain, const float* shift, u32 rows, u32 width, float epsilon) {
     u32 lane = threadIdx.x & 31;
     WARP_ROWS(row, rows) {
         size_t at = (size_t)row * width;
-        float sum = 0.0f, squares = 0.0f;
-        for (u32 c = lane; c < width; c += 32) sum += get(x, at + c);
-        float mean = warp_sum(sum) / width;
-        for (u32 c = lane; c < width; c += 32) {
-            float d = get(x, at + c) - mean;
-            squares += d * d;
+        float sum = 0.0f, squares = 0.0f, mean, inverse;
+        if (IN_REGISTERS(width)) {
+            float4 v[QUADS];
+            u32 quads = width / 128;
+#pragma unroll
+            for (int q = 0; q < QUADS; q++) if (q < quads) {
+                v[q] = get4(x, at + 4 * (32 * q + lane));
+                sum += (v[q].x + v[q].y) + (v[q].z + v[q].w);
+            }
+            mean = warp_sum(sum) / width;
+#pragma unroll
+            for (int q = 0; q < QUADS; q++) if (q < quads) FOUR({ float d = part<e>(v[q]) - mean; squares += d * d; })
+            inverse = 1.0f / sqrtf(warp_sum(squares) / width + epsilon);
+#pragma unroll
+            for (int q = 0; q < QUADS; q++) if (q < quads) {
+                u32 c = 4 * (32 * q + lane);
+                float4 g = *(const float4*)(gain + c), s = *(const float4*)(shift + c);
+                FOUR({ part<e>(v[q]) = (part<e>(v[q]) - mean) * inverse * part<e>(g) + part<e>(s); })
+                put4(out, at + c, v[q]);
+            }
+        } else {
+            for (u32 c = lane; c < width; c += 32) sum += get(x, at + c);
+            mean = warp_sum(sum) / width;
+            for (u32 c = lane; c < width; c += 32) {
+                float d = get(x, at + c) - mean;
+                squares += d * d;
+            }
+            inverse = 1.0f / sqrtf(warp_sum(squares) / width + epsilon);
+            for (u32 c = lane; c < width; c += 32) put(out, at + c, (get(x, at + c) - mean) * inverse * gain[c] + shift[c]);
         }
-        float inverse = 1.0f / sqrtf(warp_sum(squares) / width + epsilon);
-        for (u32 c = lane; c < width; c += 32) put(out, at + c, (get(x, at + c) - mean) * inverse * gain[c] + shift[c]);
         if (lane == 0) {
             statistics[2 * row] = mean;
             statistics[2 * row + 1] = inverse;
@@ -28,6 +53,31 @@ extern "C" __global__ void layer_norm_gradient(View dx, View x, View dy, const f
     WARP_ROWS(row, rows) {
         size_t at = (size_t)row * width;
         float mean = statistics[2 * row], inverse = statistics[2 * row + 1], s1 = 0.0f, s2 = 0.0f;
+        if (IN_REGISTERS(width)) {
+            float4 v[QUADS], d[QUADS];
+            u32 quads = width / 128;
+#pragma unroll
+            for (int q = 0; q < QUADS; q++) if (q < quads) {
+                u32 c = 4 * (32 * q + lane);
+                v[q] = get4(x, at + c);
+                d[q] = get4(dy, at + c);
+                float4 g = *(const float4*)(gain + c);
+                FOUR({
+                    part<e>(d[q]) *= part<e>(g);
+                    part<e>(v[q]) -= mean;
+                    s1 += part<e>(d[q]);
+                    s2 += part<e>(d[q]) * part<e>(v[q]);
+                })
+            }
+            s1 = warp_sum(s1) / width;
+            s2 = warp_sum(s2) * inverse / width;
+#pragma unroll
+            for (int q = 0; q < QUADS; q++) if (q < quads) {
+                FOUR({ part<e>(d[q]) = inverse * (part<e>(d[q]) - s1 - part<e>(v[q]) * inverse * s2); })
+                put4_or_add(dx, at + 4 * (32 * q + lane), d[q], add);
+            }
+            continue;
+        }
         for (u32 c = lane; c < width; c += 32) {
             float d = get(dy, at + c) * gain[c];
             s1 += d;
@@ -57,13 +107,41 @@ extern "C" __global__ void layer_norm_shares(View x, View dy, const float* stati
     }
 }
 
-// parts [blocks, columns]: sums over each block's rows.
+// parts [blocks, columns]: sums over each block's rows. A thread keeps to its four columns; blockDim.x is at most 256.
 extern "C" __global__ void column_sums(View x, float* parts, u32 rows, u32 columns) {
+    __shared__ float4 sums[256];
     u32 first = (u32)((u64)rows * blockIdx.x / gridDim.x), last = (u32)((u64)rows * (blockIdx.x + 1) / gridDim.x);
-    for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < columns; c += gridDim.y * blockDim.x) {
-        float sum = 0.0f;
-        for (u32 row = first; row < last; row++) sum += get(x, (size_t)row * columns + c);
-        parts[(size_t)blockIdx.x * columns + c] = sum;
+    u32 quads = (columns + 3) / 4, here = min(quads, blockDim.x), lanes = blockDim.x / here;
+    u32 quad = blockIdx.y * blockDim.x + threadIdx.x % here, lane = threadIdx.x / here;
+    float4 a = make_float4(0, 0, 0, 0);
+    if (quad < quads) {
+        for (u32 row = first + lane; row < last; row += lanes) {
+            size_t at = (size_t)row * columns + 4 * quad;
+            if (columns % 4 == 0) {
+                float4 v = get4(x, at);
+                a.x += v.x; a.y += v.y; a.z += v.z; a.w += v.w;
+            } else {
+                u32 left = columns - 4 * quad;
+                a.x += get(x, at);
+                if (left > 1) a.y += get(x, at + 1);
+                if (left > 2) a.z += get(x, at + 2);
+                if (left > 3) a.w += get(x, at + 3);
+            }
+        }
+    }
+    sums[threadIdx.x] = a;
+    __syncthreads();
+    if (lane == 0 && quad < quads) {
+        for (u32 l = 1; l < lanes; l++) {
+            float4 v = sums[l * here + threadIdx.x];
+            a.x += v.x; a.y += v.y; a.z += v.z; a.w += v.w;
+        }
+        float* out = parts + (size_t)blockIdx.x * columns + 4 * quad;
+        u32 left = columns - 4 * quad;
+        out[0] = a.x;
+        if (left > 1) out[1] = a.y;
+        if (left > 2) out[2] = a.z;
+        if (left > 3) out[3] = a.w;
     }
 }
 

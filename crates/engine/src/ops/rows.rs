@@ -1,0 +1,129 @@
+//! Tables that outlive steps: reading and writing rows by number.
+
+use crate::cuda::{Arg, Grid};
+use crate::{Buffer, DType, Error, Result, Tape, Tensor};
+
+impl Tape {
+    /// Rows of a buffer [N, ..] named by indices i32 [M] -> [M, ..]. An index outside the table, such as -1, gives zeros: padding.
+    pub fn gather_rows(&mut self, table: &Buffer, indices: Tensor) -> Result<Tensor> {
+        const OP: &str = "gather rows";
+        let (rows, row) = self.check_rows(OP, table, indices)?;
+        let (n, dtype) = (indices.len() * row, table.dtype());
+        let shape = table.shape().with_dim(0, indices.len());
+        let source = self.buffer(table)?;
+        let mut out = self.alloc(n, dtype);
+        if let Some(gpu) = self.gpu() {
+            let place = |at| if dtype.is_float() { Arg::View(at, dtype) } else { Arg::At(at) };
+            let kernel = match dtype {
+                DType::F32 | DType::BF16 => "gather",
+                DType::I32 => "gather_words",
+                DType::U8 => "gather_bytes",
+            };
+            let sizes = [row, rows, n].map(Arg::U32);
+            let tensors = [place(out.at()), place(self.at(source)), Arg::At(self.at(indices))];
+            gpu.launch(kernel, Grid::elements(n), &[&tensors[..], &sizes].concat())?;
+        } else {
+            let (bytes, line) = (self.bytes(source), row * dtype.size());
+            for (out, &index) in out.all_mut::<u8>().chunks_exact_mut(line.max(1)).zip(self.i32(indices)) {
+                match usize::try_from(index).ok().filter(|&i| i < rows) {
+                    Some(index) => out.copy_from_slice(&bytes[index * line..(index + 1) * line]),
+                    None => out.fill(0),
+                }
+            }
+        }
+        Ok(self.push(out, shape, dtype, false))
+    }
+
+    /// Writes values [M, ..] to the rows of a buffer [N, ..] named by indices i32 [M]. Those with an index outside the table are left out; the
+    /// others' indices must differ.
+    pub fn scatter_rows(&mut self, table: &Buffer, indices: Tensor, values: Tensor) -> Result<()> {
+        const OP: &str = "scatter rows";
+        let (rows, row) = self.check_rows(OP, table, indices)?;
+        self.check(OP, values, table.dtype())?;
+        if values.len() != indices.len() * row {
+            let rule = "the values are [M, ..] for indices [M] and a table [N, ..]";
+            return Err(Error::ShapeMismatch { op: OP, lhs: table.shape(), rhs: values.shape(), rule });
+        }
+        self.writable(table, values)?;
+        if self.gpu().is_some() {
+            let (to, n) = (self.buffer_at(table)?, values.len());
+            let float = table.dtype().is_float();
+            let place = |at, dtype| if float { Arg::View(at, dtype) } else { Arg::At(at) };
+            let kernel = match table.dtype() {
+                DType::F32 | DType::BF16 => "scatter_rows",
+                DType::I32 => "scatter_rows_words",
+                DType::U8 => "scatter_rows_bytes",
+            };
+            let tensors = [place(to, table.dtype()), place(self.at(values), values.dtype())];
+            let sizes = [row, rows, n].map(Arg::U32);
+            let args = [&tensors[..], &[Arg::At(self.at(indices))], &sizes].concat();
+            return self.gpu().map_or(Ok(()), |gpu| gpu.launch(kernel, Grid::elements(n), &args));
+        }
+        for m in 0..indices.len() {
+            if let Some(index) = usize::try_from(self.i32(indices)[m]).ok().filter(|&i| i < rows) {
+                self.store_rows(table, index * row, values, m * row, row)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// (rows of a table, elements of a row)
+    fn check_rows(&self, op: &'static str, table: &Buffer, indices: Tensor) -> Result<(usize, usize)> {
+        self.check(op, indices, DType::I32)?;
+        let rows = table.shape().dims().first().copied().unwrap_or(0);
+        if indices.shape().rank() != 1 || rows == 0 {
+            let rule = "indices are [M] for a table [N, ..]";
+            return Err(Error::ShapeMismatch { op, lhs: table.shape(), rhs: indices.shape(), rule });
+        }
+        Ok((rows, table.shape().len() / rows))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::integers;
+    use crate::{Device, Element, Key, Stepper};
+
+    /// Rows written and read back, in any order, with padding.
+    fn round_trip<T: Element + From<u8> + PartialEq + std::fmt::Debug>() -> Result<()> {
+        let device = Device::under_test(1)?;
+        let (table, new) = (device.buffer::<T>("table", [4, 2, 3]), device.buffer::<T>("rows", [3, 2, 3]));
+        let numbers = |from: u8, n: u8| (from..from + n).map(T::from).collect::<Vec<T>>();
+        table.write(&numbers(100, 24))?;
+        new.write(&numbers(0, 18))?;
+        let (read, at) = (device.buffer::<T>("read", [3, 2, 3]), device.buffer::<i32>("at", [3]));
+        at.write(&[3, -1, 0])?;
+        Stepper::new(&device, Key::new(0, 0)).run(|tape| {
+            let (rows, to) = (tape.buffer(&new)?, tape.buffer(&at)?);
+            tape.scatter_rows(&table, to, rows)?;
+            let from = integers(tape, &[1, 7, 3]);
+            let rows = tape.gather_rows(&table, from)?;
+            assert_eq!(rows.dims(), [3, 2, 3]);
+            tape.store(&read, 0, rows)
+        })?;
+        let expected = [numbers(12, 6), numbers(106, 12), numbers(0, 6)].concat();
+        assert_eq!(table.read::<T>()?, expected);
+        assert_eq!(read.read::<T>()?, [numbers(106, 6), vec![T::from(0); 6], numbers(0, 6)].concat());
+        Ok(())
+    }
+
+    #[test]
+    fn rows_are_written_and_read_by_number() -> Result<()> {
+        round_trip::<f32>()?;
+        round_trip::<i32>()?;
+        round_trip::<u8>()
+    }
+
+    #[test]
+    fn wrong_shapes_are_errors() -> Result<()> {
+        let device = Device::under_test(1)?;
+        let table = device.buffer::<f32>("table", [4, 2]);
+        Stepper::new(&device, Key::new(0, 0)).run(|tape| {
+            let (at, rows) = (integers(tape, &[0, 1]), crate::testing::constant(tape, &[0.0; 6], [2, 3]));
+            assert!(matches!(tape.scatter_rows(&table, at, rows), Err(Error::ShapeMismatch { .. })));
+            assert!(matches!(tape.gather_rows(&table, rows), Err(Error::DTypeMismatch { .. })));
+            Ok(())
+        })
+    }
+}
