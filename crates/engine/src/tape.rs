@@ -223,6 +223,17 @@ pub(crate) struct Operand {
     temporary: Option<Block>,
 }
 
+impl Operand {
+    /// Values that somebody else owns.
+    pub fn at(at: u64) -> Operand {
+        Operand { at, temporary: None }
+    }
+
+    pub fn temporary(block: Block) -> Operand {
+        Operand { at: block.at(), temporary: Some(block) }
+    }
+}
+
 /// A gradient taken out for writing.
 pub(crate) struct Grad {
     block: Block,
@@ -515,14 +526,14 @@ impl Tape {
     /// A tensor's values on the GPU as `dtype`, copied if they are stored otherwise. Give it back with [`release`](Tape::release).
     pub(crate) fn operand(&mut self, tensor: Tensor, dtype: DType) -> Result<Operand> {
         if tensor.dtype == dtype {
-            return Ok(Operand { at: self.at(tensor), temporary: None });
+            return Ok(Operand::at(self.at(tensor)));
         }
         if dtype == DType::BF16
             && let Data::Bound { bound, start } = self.nodes[tensor.node as usize].data
             && let Some(params) = self.params.iter().find(|p| p.values == bound)
             && let Some(narrow) = &params.narrow
         {
-            return Ok(Operand { at: narrow.at() + 2 * start as u64, temporary: None });
+            return Ok(Operand::at(narrow.at() + 2 * start as u64));
         }
         let copy = self.alloc(tensor.len(), dtype);
         if let Some(gpu) = self.gpu() {
@@ -530,7 +541,7 @@ impl Tape {
                 [Arg::View(copy.at(), dtype), self.view(tensor), Arg::U32(tensor.len()), Arg::Flag(false)];
             gpu.launch("copy", Grid::elements(tensor.len()), &args)?;
         }
-        Ok(Operand { at: copy.at(), temporary: Some(copy) })
+        Ok(Operand::temporary(copy))
     }
 
     pub(crate) fn release(&mut self, operand: Operand) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Arg, Convolution, Direction, Grid, Product};
+use super::{Arg, Convolution, Direction, Grid, Product, Tail};
 use crate::{Error, Precision, Result};
 
 pub(crate) enum Gpu {}
@@ -92,6 +92,17 @@ impl Gpu {
         _y: u64,
         _accumulate: bool,
     ) -> Result<()> {
+        match *self {}
+    }
+
+    pub fn convolve_fused(
+        &self,
+        _shape: &Convolution,
+        _x: u64,
+        _weight: u64,
+        _y: u64,
+        _tail: Tail,
+    ) -> Result<bool> {
         match *self {}
     }
 

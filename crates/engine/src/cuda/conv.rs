@@ -6,13 +6,17 @@ use std::ffi::c_void;
 use cudarc::cudnn::{result, sys};
 use cudarc::driver::sys::CUstream;
 
-use super::{Convolution, Direction};
+use super::{Convolution, Direction, Tail};
 use crate::{DType, Error, Result};
 
 pub(super) struct Convolutions {
     handle: sys::cudnnHandle_t,
     plans: HashMap<Convolution, Plan>,
     chosen: HashMap<(Convolution, Direction), Algorithm>,
+    /// Whether cuDNN does convolution, bias, residual and activation in one.
+    fuses: HashMap<(Convolution, bool, bool), bool>,
+    identity: sys::cudnnActivationDescriptor_t,
+    relu: sys::cudnnActivationDescriptor_t,
 }
 
 // SAFETY: the handle may be used from any thread, one at a time.
@@ -23,6 +27,7 @@ struct Plan {
     x: sys::cudnnTensorDescriptor_t,
     y: sys::cudnnTensorDescriptor_t,
     weight: sys::cudnnFilterDescriptor_t,
+    bias: sys::cudnnTensorDescriptor_t,
     how: sys::cudnnConvolutionDescriptor_t,
 }
 
@@ -63,7 +68,80 @@ impl Convolutions {
         let handle = result::create_handle().map_err(failed)?;
         // SAFETY: the stream outlives the handle.
         unsafe { result::set_stream(handle, stream.cast()) }.map_err(failed)?;
-        Ok(Convolutions { handle, plans: HashMap::new(), chosen: HashMap::new() })
+        let activation = |mode| -> Result<sys::cudnnActivationDescriptor_t> {
+            let descriptor = result::create_activation_descriptor().map_err(failed)?;
+            let propagate = sys::cudnnNanPropagation_t::CUDNN_PROPAGATE_NAN;
+            // SAFETY: just created.
+            unsafe { result::set_activation_descriptor(descriptor, mode, propagate, 0.0) }.map_err(failed)?;
+            Ok(descriptor)
+        };
+        Ok(Convolutions {
+            handle,
+            plans: HashMap::new(),
+            chosen: HashMap::new(),
+            fuses: HashMap::new(),
+            identity: activation(sys::cudnnActivationMode_t::CUDNN_ACTIVATION_IDENTITY)?,
+            relu: activation(sys::cudnnActivationMode_t::CUDNN_ACTIVATION_RELU)?,
+        })
+    }
+
+    /// Convolution and what follows it in one pass; false if cuDNN cannot.
+    pub fn run_fused(
+        &mut self,
+        shape: &Convolution,
+        (x, weight, y): (u64, u64, u64),
+        tail: Tail,
+        (workspace, room): (u64, usize),
+    ) -> Result<bool> {
+        let kind = (*shape, tail.residual.is_some(), tail.relu);
+        if self.fuses.get(&kind) == Some(&false) {
+            return Ok(false);
+        }
+        if !self.plans.contains_key(shape) {
+            self.plans.insert(*shape, Plan::new(shape)?);
+        }
+        let plan = &self.plans[shape];
+        let (one, other) = (1.0f32, if tail.residual.is_some() { 1.0f32 } else { 0.0 });
+        let algorithm = sys::cudnnConvolutionFwdAlgo_t::CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM;
+        // SAFETY: descriptors are alive and describe the caller's blocks.
+        let done = unsafe {
+            let space = result::get_convolution_forward_workspace_size(
+                self.handle,
+                plan.x,
+                plan.weight,
+                plan.how,
+                plan.y,
+                algorithm,
+            );
+            space.and_then(|space| {
+                if space > room {
+                    return Err(result::CudnnError(sys::cudnnStatus_t::CUDNN_STATUS_NOT_SUPPORTED));
+                }
+                result::convolution_bias_activation_forward(
+                    self.handle,
+                    std::ptr::from_ref(&one).cast(),
+                    plan.x,
+                    x as *const c_void,
+                    plan.weight,
+                    weight as *const c_void,
+                    plan.how,
+                    algorithm,
+                    workspace as *mut c_void,
+                    room,
+                    std::ptr::from_ref(&other).cast(),
+                    plan.y,
+                    tail.residual.unwrap_or(y) as *const c_void,
+                    plan.bias,
+                    tail.bias as *const c_void,
+                    if tail.relu { self.relu } else { self.identity },
+                    plan.y,
+                    y as *mut c_void,
+                )
+            })
+        };
+        // It refuses before it does anything.
+        self.fuses.insert(kind, done.is_ok());
+        Ok(done.is_ok())
     }
 
     pub fn run(
@@ -150,6 +228,8 @@ impl Drop for Convolutions {
         self.plans.clear();
         // SAFETY: created in `new`.
         unsafe {
+            let _ = sys::cudnnDestroyActivationDescriptor(self.identity);
+            let _ = sys::cudnnDestroyActivationDescriptor(self.relu);
             let _ = result::destroy_handle(self.handle);
         }
     }
@@ -171,6 +251,7 @@ impl Plan {
             x: result::create_tensor_descriptor().map_err(failed)?,
             y: result::create_tensor_descriptor().map_err(failed)?,
             weight: result::create_filter_descriptor().map_err(failed)?,
+            bias: result::create_tensor_descriptor().map_err(failed)?,
             how: result::create_convolution_descriptor().map_err(failed)?,
         };
         // SAFETY: descriptors that were just created.
@@ -179,6 +260,8 @@ impl Plan {
             result::set_tensor4d_descriptor(plan.x, nhwc, dtype, x).map_err(failed)?;
             let y = dims(s.outputs, out(s.height), out(s.width));
             result::set_tensor4d_descriptor(plan.y, nhwc, dtype, y).map_err(failed)?;
+            let bias = [1, s.outputs as i32, 1, 1];
+            result::set_tensor4d_descriptor(plan.bias, nhwc, dtype, bias).map_err(failed)?;
             let weight = [s.outputs as i32, s.inputs as i32, 3, 3];
             result::set_filter4d_descriptor(plan.weight, dtype, nhwc, weight).map_err(failed)?;
             let (p, mode) = (padding as i32, sys::cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION);
@@ -232,6 +315,7 @@ impl Drop for Plan {
         unsafe {
             let _ = result::destroy_tensor_descriptor(self.x);
             let _ = result::destroy_tensor_descriptor(self.y);
+            let _ = result::destroy_tensor_descriptor(self.bias);
             let _ = result::destroy_filter_descriptor(self.weight);
             let _ = result::destroy_convolution_descriptor(self.how);
         }

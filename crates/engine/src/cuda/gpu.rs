@@ -10,7 +10,7 @@ use cudarc::driver::{result, sys};
 use super::conv::Convolutions;
 use super::gemm::Products;
 use super::module::Module;
-use super::{Arg, Convolution, Direction, Grid, Product, library};
+use super::{Arg, Convolution, Direction, Grid, Product, Tail, library};
 use crate::{DType, Error, Precision, Result};
 
 /// Working memory of cuBLASLt and cuDNN.
@@ -359,6 +359,30 @@ impl Gpu {
         };
         let workspace = (self.workspace.at(), WORKSPACE);
         self.timed(name, || convolutions.run(shape, direction, (x, weight, y), accumulate, workspace))
+    }
+
+    /// A convolution with what follows it in one pass; false if that is not possible.
+    pub fn convolve_fused(
+        &self,
+        shape: &Convolution,
+        x: u64,
+        weight: u64,
+        y: u64,
+        tail: Tail,
+    ) -> Result<bool> {
+        self.core.check()?;
+        let mut convolutions = lock(&self.convolutions)?;
+        let mut fused = false;
+        let name = || {
+            let Convolution { batch, height, inputs, outputs, stride, .. } = shape;
+            format!("conv Fused {batch}x{height} {inputs}->{outputs} stride {stride}")
+        };
+        let workspace = (self.workspace.at(), WORKSPACE);
+        self.timed(name, || {
+            fused = convolutions.run_fused(shape, (x, weight, y), tail, workspace)?;
+            Ok(())
+        })?;
+        Ok(fused)
     }
 
     /// Where kernels report what they find wrong.

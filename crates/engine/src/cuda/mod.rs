@@ -69,6 +69,11 @@ impl Grid {
         Grid::blocks(rows.div_ceil(THREADS / 32).clamp(1, BLOCKS))
     }
 
+    /// For kernels with a warp per row and so much work in a row that none needs a second.
+    pub fn rows(rows: usize) -> Grid {
+        Grid::blocks(rows.div_ceil(THREADS / 32).max(1))
+    }
+
     pub fn blocks(blocks: usize) -> Grid {
         Grid { blocks: (blocks, 1), threads: THREADS, shared: 0 }
     }
@@ -133,6 +138,16 @@ pub(crate) struct Convolution {
     /// 1 with one pixel of padding, or 2 with none.
     pub stride: usize,
     pub dtype: DType,
+}
+
+/// What follows a convolution in the same pass.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tail {
+    /// [O], of the type of the images.
+    pub bias: u64,
+    /// Added to the result.
+    pub residual: Option<u64>,
+    pub relu: bool,
 }
 
 /// What is computed from the other two.

@@ -1,8 +1,9 @@
 use super::Backward;
 use crate::cpu::{self, Mat, Packed, Start, gemm_packed, gemm_serial, math, multiversion, packed_len};
-use crate::cuda::{Arg, Grid, Matrix, Product};
+use crate::cuda::{Arg, Gpu, Grid, Matrix, Product};
 use crate::memory::Block;
 use crate::rng::{Site, unit};
+use crate::tape::Operand;
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// softmax(q k^T / sqrt(d)) v per head. The weights are recomputed for the gradient, not stored.
@@ -112,112 +113,157 @@ impl Tape {
         normaliser: &Block,
     ) -> Result<()> {
         let dtype = self.float();
-        let [q, k, v] = inputs.map(|x| self.operand(x, dtype));
+        let [q, k, v] = inputs.map(|x| self.operand(x, dtype).and_then(|x| self.gpu_heads(setup, x)));
         let (q, k, v) = (q?, k?, v?);
         let (rows, stride) = (setup.batch * setup.heads * setup.time, setup.stride());
         let scores = self.scratch(rows * stride);
         let weights = self.alloc(rows * stride, dtype);
-        setup.products(self, |head| setup.scores(head, q.at, k.at, scores.at(), dtype))?;
+        let apart = (setup.heads > 1).then(|| self.alloc(rows * setup.head_width(), dtype));
         if let Some(gpu) = self.gpu() {
+            gpu.product(&setup.scores(q.at, k.at, scores.at(), dtype))?;
             let [causal, scale, rate] =
                 [Arg::Flag(setup.causal), Arg::F32(setup.scale()), Arg::F32(setup.dropout)];
             let tensors = [Arg::At(scores.at()), Arg::View(weights.at(), dtype), Arg::At(normaliser.at())];
-            let sizes = [Arg::U32(setup.time), Arg::U32(stride), causal, scale, rate, self.state()];
-            let args = [&tensors[..], &sizes, &[Arg::U32(setup.site.number() as usize)]].concat();
-            gpu.launch("attention_softmax", Grid { threads: 128, ..Grid::blocks(rows) }, &args)?;
+            let sizes = [rows, setup.time, stride].map(Arg::U32);
+            let draw = [causal, scale, rate, self.state(), Arg::U32(setup.site.number() as usize)];
+            gpu.launch("attention_softmax", Grid::rows(rows), &[&tensors[..], &sizes, &draw].concat())?;
+            let to = apart.as_ref().map_or(out.at(), Block::at);
+            gpu.product(&setup.blend(weights.at(), false, v.at, (to, dtype), false, dtype))?;
+            if let Some(apart) = &apart {
+                setup.launch_heads(gpu, (out.at(), dtype), (apart.at(), dtype), true, false)?;
+            }
         }
-        setup.products(self, |head| {
-            let (t, d) = (setup.time, setup.head_width());
-            let a = setup.matrix(head, weights.at(), dtype);
-            let (b, out) = (setup.input(head, v.at, dtype), setup.input(head, out.at(), dtype));
-            Product { m: t, n: d, k: t, a, b, out, start: None, bias: None, batch: setup.batch }
-        })?;
         for operand in [q, k, v] {
             self.release(operand);
         }
-        self.give_back(scores);
-        self.give_back(weights);
+        for block in [Some(scores), Some(weights), apart].into_iter().flatten() {
+            self.give_back(block);
+        }
         Ok(())
+    }
+
+    /// [B, T, heads, d] as [B, heads, T, d].
+    fn gpu_heads(&mut self, setup: &Setup, x: Operand) -> Result<Operand> {
+        if setup.heads == 1 {
+            return Ok(x);
+        }
+        let dtype = self.float();
+        let apart = self.alloc(setup.batch * setup.time * setup.width, dtype);
+        if let Some(gpu) = self.gpu() {
+            setup.launch_heads(gpu, (apart.at(), dtype), (x.at, dtype), false, false)?;
+        }
+        self.release(x);
+        Ok(Operand::temporary(apart))
     }
 }
 
-/// How the heads lie on a GPU: inputs and results [B, T, D] as they are, scores [B, heads, T, stride].
+/// How the heads lie on a GPU: inputs and results [B, heads, T, d], scores [B, heads, T, stride].
 impl Setup {
     /// Columns of a row of scores, a multiple of what tensor cores like.
     fn stride(&self) -> usize {
         self.time.next_multiple_of(8)
     }
 
-    /// One head of q, k, v, the result or a gradient of one.
-    fn input(&self, head: usize, at: u64, dtype: DType) -> Matrix {
-        let start = (head * self.head_width() * dtype.size()) as u64;
-        Matrix::rows(at + start, dtype, self.width).every(self.time * self.width)
+    /// q, k, v, the result or a gradient of one.
+    fn input(&self, at: u64, dtype: DType) -> Matrix {
+        Matrix::rows(at, dtype, self.head_width()).every(self.time * self.head_width())
     }
 
-    /// One head's scores or weights.
-    fn matrix(&self, head: usize, at: u64, dtype: DType) -> Matrix {
-        let start = (head * self.time * self.stride() * dtype.size()) as u64;
-        Matrix::rows(at + start, dtype, self.stride()).every(self.heads * self.time * self.stride())
+    /// Scores or weights.
+    fn matrix(&self, at: u64, dtype: DType) -> Matrix {
+        Matrix::rows(at, dtype, self.stride()).every(self.time * self.stride())
     }
 
-    /// x y^T for one head, in f32: scores, or gradients of weights.
-    fn scores(&self, head: usize, x: u64, y: u64, out: u64, dtype: DType) -> Product {
-        let (t, d) = (self.time, self.head_width());
-        let b = Matrix { transposed: true, ..self.input(head, y, dtype) };
-        let (a, out) = (self.input(head, x, dtype), self.matrix(head, out, DType::F32));
-        Product { m: t, n: t, k: d, a, b, out, start: None, bias: None, batch: self.batch }
+    /// x y^T in f32: scores, or gradients of weights.
+    fn scores(&self, x: u64, y: u64, out: u64, dtype: DType) -> Product {
+        let (t, d, batch) = (self.time, self.head_width(), self.batch * self.heads);
+        let b = Matrix { transposed: true, ..self.input(y, dtype) };
+        let (a, out) = (self.input(x, dtype), self.matrix(out, DType::F32));
+        Product { m: t, n: t, k: d, a, b, out, start: None, bias: None, batch }
     }
 
-    fn products(&self, tape: &Tape, product: impl Fn(usize) -> Product) -> Result<()> {
-        let Some(gpu) = tape.gpu() else { return Ok(()) };
-        (0..self.heads).try_for_each(|head| gpu.product(&product(head)))
+    /// weights x, or weights^T x
+    fn blend(
+        &self,
+        weights: u64,
+        transposed: bool,
+        x: u64,
+        out: (u64, DType),
+        accumulate: bool,
+        dtype: DType,
+    ) -> Product {
+        let (t, d, batch) = (self.time, self.head_width(), self.batch * self.heads);
+        let a = Matrix { transposed, ..self.matrix(weights, dtype) };
+        let (b, start) = (self.input(x, dtype), accumulate.then_some(out.0));
+        Product { m: t, n: d, k: t, a, b, out: self.input(out.0, out.1), start, bias: None, batch }
+    }
+
+    /// Moves values between [B, T, heads, d] and, unless `joining`, [B, heads, T, d].
+    fn launch_heads(
+        &self,
+        gpu: &Gpu,
+        out: (u64, DType),
+        x: (u64, DType),
+        joining: bool,
+        add: bool,
+    ) -> Result<()> {
+        let n = self.batch * self.time * self.width;
+        let (to, from) = (Arg::View(out.0, out.1), Arg::View(x.0, x.1));
+        let sizes = [self.time, self.heads, self.head_width(), n].map(Arg::U32);
+        let args = [&[to, from], &sizes[..], &[Arg::Flag(joining), Arg::Flag(add)]].concat();
+        gpu.launch("swap_heads", Grid::elements(n), &args)
     }
 }
 
 impl Attention {
     fn gpu_backward(self, tape: &mut Tape, d_out: Block) -> Result<()> {
         let (setup, dtype) = (self.setup, self.out.dtype());
-        let [q, k, v] = [self.q, self.k, self.v].map(|x| tape.operand(x, dtype));
+        let inputs = [self.q, self.k, self.v];
+        let [q, k, v] = inputs.map(|x| tape.operand(x, dtype).and_then(|x| tape.gpu_heads(&setup, x)));
         let (q, k, v) = (q?, k?, v?);
+        let d_apart = tape.gpu_heads(&setup, Operand::at(d_out.at()))?;
         let (rows, stride) = (setup.batch * setup.heads * setup.time, setup.stride());
         let (scores, d_scores) = (tape.scratch(rows * stride), tape.scratch(rows * stride));
         let (weights, d_weights) = (tape.alloc(rows * stride, dtype), tape.alloc(rows * stride, dtype));
-        setup.products(tape, |head| setup.scores(head, q.at, k.at, scores.at(), dtype))?;
-        setup.products(tape, |head| setup.scores(head, d_out.at(), v.at, d_scores.at(), dtype))?;
+        let apart = (setup.heads > 1).then(|| tape.alloc(rows * setup.head_width(), dtype));
         if let Some(gpu) = tape.gpu() {
+            gpu.product(&setup.scores(q.at, k.at, scores.at(), dtype))?;
+            gpu.product(&setup.scores(d_apart.at, v.at, d_scores.at(), dtype))?;
             let view = |block: &Block| Arg::View(block.at(), dtype);
             let tensors = [Arg::At(scores.at()), Arg::At(d_scores.at()), view(&weights), view(&d_weights)];
             let results = [Arg::At(tape.at(self.normaliser)), tape.view(self.out), view(&d_out)];
-            let sizes = [setup.time, stride, setup.heads, setup.head_width()].map(Arg::U32);
+            let sizes = [rows, setup.time, stride, setup.heads, setup.head_width()].map(Arg::U32);
             let draw = [Arg::F32(setup.dropout), tape.state(), Arg::U32(setup.site.number() as usize)];
             let how = [Arg::Flag(setup.causal), Arg::F32(setup.scale())];
             let args = [&tensors[..], &results, &sizes, &how, &draw].concat();
-            gpu.launch("attention_gradient", Grid { threads: 128, ..Grid::blocks(rows) }, &args)?;
+            gpu.launch("attention_gradient", Grid::rows(rows), &args)?;
         }
-        let (t, d) = (setup.time, setup.head_width());
         // dq = ds k, dk = ds^T q, dv = weights^T d_out
         for (input, left, transposed, right) in [
             (self.q, d_weights.at(), false, k.at),
             (self.k, d_weights.at(), true, q.at),
-            (self.v, weights.at(), true, d_out.at()),
+            (self.v, weights.at(), true, d_apart.at),
         ] {
             if let Some(grad) = tape.grad(input) {
-                setup.products(tape, |head| {
-                    let a = Matrix { transposed, ..setup.matrix(head, left, dtype) };
-                    let (b, out) =
-                        (setup.input(head, right, dtype), setup.input(head, grad.at(), grad.dtype()));
-                    let start = grad.accumulate.then_some(out.at);
-                    Product { m: t, n: d, k: t, a, b, out, start, bias: None, batch: setup.batch }
-                })?;
+                let (target, add) = ((grad.at(), grad.dtype()), grad.accumulate);
+                if let Some(gpu) = tape.gpu() {
+                    match &apart {
+                        None => gpu.product(&setup.blend(left, transposed, right, target, add, dtype))?,
+                        Some(apart) => {
+                            let apart = (apart.at(), dtype);
+                            gpu.product(&setup.blend(left, transposed, right, apart, false, dtype))?;
+                            setup.launch_heads(gpu, target, apart, true, add)?;
+                        }
+                    }
+                }
                 tape.put_grad(grad);
             }
         }
-        for operand in [q, k, v] {
+        for operand in [q, k, v, d_apart] {
             tape.release(operand);
         }
-        for block in [scores, d_scores, weights, d_weights, d_out] {
-            tape.give_back(block);
-        }
+        let blocks = [Some(scores), Some(d_scores), Some(weights), Some(d_weights), apart, Some(d_out)];
+        blocks.into_iter().flatten().for_each(|block| tape.give_back(block));
         Ok(())
     }
 }

@@ -3,7 +3,7 @@ use crate::cpu::{
     self, ConvShape, Epilogue, column_sums, column_sums_scratch_len, conv_forward, conv_input_gradient,
     conv_scratch_len, conv_weight_gradient, conv_weight_scratch_len,
 };
-use crate::cuda::{Arg, Convolution, Direction, Grid};
+use crate::cuda::{Arg, Convolution, Direction, Grid, Tail};
 use crate::memory::Block;
 use crate::{DType, Error, Result, Tape, Tensor};
 
@@ -107,9 +107,19 @@ impl Tape {
         let dtype = self.float();
         let (input, weight) = (self.operand(x, dtype)?, self.operand(weight, dtype)?);
         let padded = self.gpu_pad(shape, input.at)?;
-        if let Some(gpu) = self.gpu() {
-            let from = padded.as_ref().map_or(input.at, Block::at);
-            let conv = on_gpu(shape, dtype);
+        let from = padded.as_ref().map_or(input.at, Block::at);
+        let conv = on_gpu(shape, dtype);
+        let fused = dtype == DType::BF16 && {
+            let narrow = self.operand(bias, dtype)?;
+            let other = residual.map(|r| self.operand(r, dtype)).transpose()?;
+            let tail = Tail { bias: narrow.at, residual: other.as_ref().map(|r| r.at), relu };
+            let gpu = self.gpu();
+            let fused =
+                gpu.map_or(Ok(false), |gpu| gpu.convolve_fused(&conv, from, weight.at, out.at(), tail))?;
+            [Some(narrow), other].into_iter().flatten().for_each(|operand| self.release(operand));
+            fused
+        };
+        if let Some(gpu) = self.gpu().filter(|_| !fused) {
             gpu.convolve(&conv, Direction::Forward, from, weight.at, out.at(), false)?;
             let n = shape.batch * shape.out_height() * shape.out_width() * shape.outputs;
             let (y, bias) = (Arg::View(out.at(), dtype), Arg::At(self.at(bias)));

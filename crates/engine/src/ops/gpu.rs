@@ -44,7 +44,7 @@ impl Tape {
         let Some(gpu) = self.gpu() else { return Ok(()) };
         let from = Arg::At(parts.at() + 4 * first as u64);
         let args = [out, from, Arg::U32(count), Arg::U32(stride), Arg::U32(columns), Arg::Flag(accumulate)];
-        gpu.launch("join_columns", Grid::blocks(columns.div_ceil(256)), &args)
+        gpu.launch("join_columns", Grid::blocks(columns.div_ceil(32)), &args)
     }
 
     /// Reports indices outside `low..limit` when the host next reads.
@@ -73,8 +73,7 @@ impl Tape {
         let splits = rows.div_ceil(2048).clamp(1, 16);
         let parts = self.scratch(splits * entries * width);
         if let Some(gpu) = self.gpu() {
-            let grid =
-                Grid { blocks: (entries, splits), threads: width.next_multiple_of(32).min(256), shared: 0 };
+            let grid = Grid { blocks: (entries, splits), ..Grid::blocks(1) };
             let args = [dy, Arg::At(self.at(indices)), Arg::At(parts.at()), Arg::U32(rows), Arg::U32(width)];
             gpu.launch("scatter", grid, &args)?;
         }

@@ -53,9 +53,11 @@ impl Tape {
             if let Some(gpu) = self.gpu() {
                 let (to, statistics) = (Arg::View(out.at(), dtype), Arg::At(statistics.at()));
                 let (gain, shift) = (Arg::At(self.at(gain)), Arg::At(self.at(shift)));
-                let sizes = [Arg::U32(image), Arg::U32(channels), Arg::Flag(swish), Arg::U32(x.len())];
-                let args = [&[to, self.view(x), statistics, gain, shift], &sizes[..]].concat();
-                gpu.launch("group_norm", Grid::elements(x.len()), &args)?;
+                let sums = Sums::of(x);
+                let sizes = [sums.pixels, channels, sums.splits].map(Arg::U32);
+                let args =
+                    [&[to, self.view(x), statistics, gain, shift], &sizes[..], &[Arg::Flag(swish)]].concat();
+                gpu.launch("group_norm", sums.grid(), &args)?;
             }
         } else {
             let mut scratch = self.scratch(batch * 2 * channels);
@@ -146,7 +148,7 @@ impl Sums {
 impl GroupNorm {
     fn gpu_backward(self, tape: &mut Tape, dy: Block) -> Result<()> {
         let sums = Sums::of(self.x);
-        let (batch, channels, n) = (sums.batch, sums.channels, self.x.len());
+        let (batch, channels) = (sums.batch, sums.channels);
         let parts = tape.scratch(sums.len());
         let factors = tape.scratch(batch * 3 * channels);
         let shares = tape.scratch(batch * 2 * channels);
@@ -169,10 +171,9 @@ impl GroupNorm {
             if let Some(gpu) = tape.gpu() {
                 let tensors =
                     [dx.view(), tape.view(self.x), d, statistics, gain, shift, Arg::At(factors.at())];
-                let image = sums.pixels * channels;
-                let sizes =
-                    [Arg::U32(image), Arg::U32(channels), swish, Arg::U32(n), Arg::Flag(dx.accumulate)];
-                gpu.launch("group_norm_gradient", Grid::elements(n), &[&tensors[..], &sizes].concat())?;
+                let sizes = [sums.pixels, channels, sums.splits].map(Arg::U32);
+                let args = [&tensors[..], &sizes, &[swish, Arg::Flag(dx.accumulate)]].concat();
+                gpu.launch("group_norm_gradient", sums.grid(), &args)?;
             }
             tape.put_grad(dx);
         }

@@ -1,7 +1,7 @@
 use super::Backward;
 use crate::cpu::math::lane_sum;
 use crate::cpu::{self, multiversion};
-use crate::cuda::{Arg, Grid, parts};
+use crate::cuda::{Arg, Grid};
 use crate::rng::{Site, unit};
 use crate::{DType, Error, Result, Tape, Tensor};
 
@@ -48,7 +48,7 @@ impl Tape {
         let pixels = a.shape().rows();
         if self.gpu().is_some() {
             let out = self.alloc(1, DType::F32);
-            let count = parts(pixels);
+            let count = pixels.div_ceil(64).min(2112);
             let sums = self.scratch(2 * count);
             if let Some(gpu) = self.gpu() {
                 let tensors = [self.view(a), self.view(b), Arg::At(self.at(weights)), Arg::At(sums.at())];

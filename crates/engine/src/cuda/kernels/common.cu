@@ -56,7 +56,8 @@ __device__ __forceinline__ void put4_or_add(View v, size_t i, float4 x, int add)
     put4(v, i, x);
 }
 
-#define EACH(i, n) for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += (size_t)gridDim.x * blockDim.x)
+// Tensors have fewer than 2^31 elements: 32-bit indices, whose divisions are several times cheaper.
+#define EACH(i, n) for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += gridDim.x * blockDim.x)
 
 // The statements for each of the four elements `e`, with part<e>(v) for that of a float4.
 #define FOUR(...) { { constexpr int e = 0; __VA_ARGS__ } { constexpr int e = 1; __VA_ARGS__ } { constexpr int e = 2; __VA_ARGS__ } { constexpr int e = 3; __VA_ARGS__ } }
@@ -171,7 +172,7 @@ extern "C" __global__ void check_finite(const float* x, int op, int* fault) {
 
 // ---- activations ----
 
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 __device__ __forceinline__ float relu(float x) { return x < 0.0f ? 0.0f : x; }
 __device__ __forceinline__ float gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678f)); }
 __device__ __forceinline__ float gelu_slope(float x) {

@@ -141,48 +141,82 @@ extern "C" __global__ void group_norm_statistics(View x, const float* parts, flo
     }
 }
 
-__device__ __forceinline__ float normalised(float x, float mean, float inverse, float gain, float shift, int swish) {
-    float scale = inverse * gain, u = x * scale + (shift - mean * scale);
-    return swish ? u * sigmoid(u) : u;
+// Walks the pixels of a block's share of an image. Where channels come in fours a thread keeps to its four, and `make` prepares what it
+// needs for them once; `work` gets it with the place of the elements.
+template <typename M, typename W4, typename W1>
+__device__ void each_pixel(u32 pixels, u32 channels, u32 splits, M make, W4 four, W1 one) {
+    u32 image = blockIdx.x / splits, split = blockIdx.x % splits;
+    u32 first = (u32)((u64)pixels * split / splits), last = (u32)((u64)pixels * (split + 1) / splits);
+    size_t base = (size_t)image * pixels * channels;
+    if (channels % 4 == 0) {
+        u32 quads = channels / 4, lanes = blockDim.x / quads, c = 4 * (threadIdx.x % quads), lane = threadIdx.x / quads;
+        if (lane >= lanes) return;
+        auto prepared = make(image, c);
+#pragma unroll 4
+        for (u32 pixel = first + lane; pixel < last; pixel += lanes) four(prepared, base + (size_t)pixel * channels + c);
+    } else {
+        for (u32 c = threadIdx.x; c < channels; c += blockDim.x)
+            for (u32 pixel = first; pixel < last; pixel++) one(image, c, base + (size_t)pixel * channels + c);
+    }
 }
 
-extern "C" __global__ void group_norm(View out, View x, const float* statistics, const float* gain, const float* shift, u32 image, u32 channels, int swish, u32 n) {
-    if (channels % 4 == 0) EACH(j, n / 4) {
-        size_t i = 4 * j, c = i % channels, s = i / image * 2 * channels + c;
-        float4 v = get4(x, i), m = *(const float4*)(statistics + s), r = *(const float4*)(statistics + s + channels);
-        float4 g = *(const float4*)(gain + c), h = *(const float4*)(shift + c);
-        FOUR({ part<e>(v) = normalised(part<e>(v), part<e>(m), part<e>(r), part<e>(g), part<e>(h), swish); })
-        put4(out, i, v);
-    }
-    else EACH(i, n) {
-        size_t c = i % channels, s = i / image * 2 * channels + c;
-        put(out, i, normalised(get(x, i), statistics[s], statistics[s + channels], gain[c], shift[c], swish));
-    }
+struct Two { float4 a, b; };
+struct Four { float4 a, b, c, d; };
+
+// u = x * scale + offset for four channels
+__device__ __forceinline__ Two scale_and_offset(const float* statistics, const float* gain, const float* shift, u32 image, u32 channels, u32 c) {
+    float4 m = *(const float4*)(statistics + (size_t)image * 2 * channels + c), r = *(const float4*)(statistics + (size_t)image * 2 * channels + channels + c);
+    float4 g = *(const float4*)(gain + c), h = *(const float4*)(shift + c);
+    Two t;
+    FOUR({ part<e>(t.a) = part<e>(r) * part<e>(g); part<e>(t.b) = part<e>(h) - part<e>(m) * part<e>(t.a); })
+    return t;
 }
 
-__device__ __forceinline__ float before_swish(float dy, float xhat, float gain, float shift, int swish) {
+__device__ __forceinline__ float swished(float u, int swish) { return swish ? u * sigmoid(u) : u; }
+
+__device__ __forceinline__ float before_swish(float dy, float u, int swish) {
     if (!swish) return dy;
-    float u = xhat * gain + shift, p = sigmoid(u);
+    float p = sigmoid(u);
     return dy * p * (1.0f + u * (1.0f - p));
+}
+
+extern "C" __global__ void group_norm(View out, View x, const float* statistics, const float* gain, const float* shift, u32 pixels, u32 channels, u32 splits, int swish) {
+    each_pixel(pixels, channels, splits,
+        [&](u32 image, u32 c) { return scale_and_offset(statistics, gain, shift, image, channels, c); },
+        [&](const Two& t, size_t at) {
+            float4 v = get4(x, at), s = t.a, o = t.b;
+            FOUR({ part<e>(v) = swished(part<e>(v) * part<e>(s) + part<e>(o), swish); })
+            put4(out, at, v);
+        },
+        [&](u32 image, u32 c, size_t at) {
+            float mean = statistics[image * 2 * channels + c], scale = statistics[image * 2 * channels + channels + c] * gain[c];
+            put(out, at, swished(get(x, at) * scale + (shift[c] - mean * scale), swish));
+        });
 }
 
 // Sums of the gradient before swish and of its product with xhat.
 extern "C" __global__ void group_norm_gradient_sums(View x, View dy, const float* statistics, const float* gain, const float* shift, float* parts, u32 pixels, u32 channels, u32 splits, int swish) {
     bool wide = channels % 4 == 0;
-    const float* s = statistics + (size_t)(blockIdx.x / splits) * 2 * channels;
+    u32 image = blockIdx.x / splits, mine = wide ? 4 * (threadIdx.x % (channels / 4)) : 0;
+    const float* s = statistics + (size_t)image * 2 * channels;
+    float4 m = make_float4(0, 0, 0, 0), r = m;
+    Two t = {m, m};
+    if (wide) {
+        m = *(const float4*)(s + mine);
+        r = *(const float4*)(s + channels + mine);
+        t = scale_and_offset(statistics, gain, shift, image, channels, mine);
+    }
     channel_sums(pixels, channels, splits, parts, [&](size_t base, size_t at, u32 c, float4& a, float4& b) {
         if (wide) {
-            float4 v = get4(x, at), d = get4(dy, at), m = *(const float4*)(s + c), r = *(const float4*)(s + channels + c);
-            float4 g = *(const float4*)(gain + c), h = *(const float4*)(shift + c);
+            float4 v = get4(x, at), d = get4(dy, at);
             FOUR({
-                float xhat = (part<e>(v) - part<e>(m)) * part<e>(r);
-                float du = before_swish(part<e>(d), xhat, part<e>(g), part<e>(h), swish);
+                float du = before_swish(part<e>(d), part<e>(v) * part<e>(t.a) + part<e>(t.b), swish);
                 part<e>(a) += du;
-                part<e>(b) += du * xhat;
+                part<e>(b) += du * (part<e>(v) - part<e>(m)) * part<e>(r);
             })
         } else {
             float xhat = (get(x, at) - s[c]) * s[channels + c];
-            float du = before_swish(get(dy, at), xhat, gain[c], shift[c], swish);
+            float du = before_swish(get(dy, at), xhat * gain[c] + shift[c], swish);
             a.x += du;
             b.x += du * xhat;
         }
@@ -216,82 +250,113 @@ extern "C" __global__ void group_norm_factors(const float* parts, const float* s
     }
 }
 
-extern "C" __global__ void group_norm_gradient(View dx, View x, View dy, const float* statistics, const float* gain, const float* shift, const float* factors, u32 image, u32 channels, int swish, u32 n, int add) {
-    if (channels % 4 == 0) EACH(j, n / 4) {
-        size_t i = 4 * j, c = i % channels, b = i / image, s = b * 2 * channels + c, f = b * 3 * channels + c;
-        float4 v = get4(x, i), d = get4(dy, i), m = *(const float4*)(statistics + s), r = *(const float4*)(statistics + s + channels);
-        float4 g = *(const float4*)(gain + c), h = *(const float4*)(shift + c), o;
-        float4 f0 = *(const float4*)(factors + f), f1 = *(const float4*)(factors + f + channels), f2 = *(const float4*)(factors + f + 2 * channels);
-        FOUR({
-            float du = before_swish(part<e>(d), (part<e>(v) - part<e>(m)) * part<e>(r), part<e>(g), part<e>(h), swish);
-            part<e>(o) = du * part<e>(f0) + (part<e>(v) * part<e>(f1) + part<e>(f2));
-        })
-        put4_or_add(dx, i, o, add);
-    }
-    else EACH(i, n) {
-        size_t c = i % channels, b = i / image, s = b * 2 * channels + c, f = b * 3 * channels + c;
-        float v = get(x, i), du = before_swish(get(dy, i), (v - statistics[s]) * statistics[s + channels], gain[c], shift[c], swish);
-        put_or_add(dx, i, du * factors[f] + (v * factors[f + channels] + factors[f + 2 * channels]), add);
-    }
+extern "C" __global__ void group_norm_gradient(View dx, View x, View dy, const float* statistics, const float* gain, const float* shift, const float* factors, u32 pixels, u32 channels, u32 splits, int swish, int add) {
+    each_pixel(pixels, channels, splits,
+        [&](u32 image, u32 c) {
+            Two t = scale_and_offset(statistics, gain, shift, image, channels, c);
+            const float* f = factors + (size_t)image * 3 * channels + c;
+            Four all = {t.a, t.b, *(const float4*)(f + channels), *(const float4*)(f + 2 * channels)};
+            return all;
+        },
+        [&](const Four& f, size_t at) {
+            float4 v = get4(x, at), d = get4(dy, at), s = f.a, o = f.b, f1 = f.c, f2 = f.d, g;
+            FOUR({
+                float du = before_swish(part<e>(d), part<e>(v) * part<e>(s) + part<e>(o), swish);
+                part<e>(g) = du * part<e>(s) + (part<e>(v) * part<e>(f1) + part<e>(f2));
+            })
+            put4_or_add(dx, at, g, add);
+        },
+        [&](u32 image, u32 c, size_t at) {
+            const float* s = statistics + (size_t)image * 2 * channels;
+            const float* f = factors + (size_t)image * 3 * channels;
+            float v = get(x, at), du = before_swish(get(dy, at), (v - s[c]) * s[channels + c] * gain[c] + shift[c], swish);
+            put_or_add(dx, at, du * f[c] + (v * f[channels + c] + f[2 * channels + c]), add);
+        });
 }
 
-// ---- perceptual distance: a warp per pixel ----
+// ---- perceptual distance: a group of lanes per pixel, four channels each where they come in fours ----
 
 #define TINY 1e-10f
 
-__device__ __forceinline__ float kept_weight(const float* weights, u32 c, Draw d, u32 index, float rate) {
-    if (rate <= 0.0f) return weights[c];
-    return unit(random_bits(d, index)) >= rate ? weights[c] / (1.0f - rate) : 0.0f;
+// Lanes that share a pixel: 32, or fewer when there are fewer channels.
+__device__ __forceinline__ u32 lanes_of(u32 channels) {
+    u32 wanted = channels % 4 == 0 ? channels / 4 : channels, lanes = 32;
+    while (lanes / 2 >= wanted && lanes > 1) lanes /= 2;
+    return lanes;
+}
+
+__device__ __forceinline__ float sum_over(float x, u32 lanes) {
+    for (u32 o = lanes / 2; o; o >>= 1) x += __shfl_xor_sync(~0u, x, o);
+    return x;
+}
+
+// Calls f(place, channel, x, y, weight) for the four channels at c.
+template <typename F>
+__device__ __forceinline__ void each_channel(View a, View b, const float* weights, size_t at, u32 channels, u32 lane, u32 lanes, bool real, Draw draw, float rate, F f) {
+    float keep = 1.0f / (1.0f - rate);
+    if (!real) return;
+    if (channels % 4 == 0) {
+        for (u32 c = 4 * lane; c < channels; c += 4 * lanes) {
+            float4 x = get4(a, at + c), y = get4(b, at + c), w = *(const float4*)(weights + c);
+            if (rate > 0.0f) {
+                uint4 bits = philox(draw, (u32)((at + c) / 4));
+                w.x *= unit(bits.x) >= rate ? keep : 0.0f;
+                w.y *= unit(bits.y) >= rate ? keep : 0.0f;
+                w.z *= unit(bits.z) >= rate ? keep : 0.0f;
+                w.w *= unit(bits.w) >= rate ? keep : 0.0f;
+            }
+            FOUR({ f(at + c + e, part<e>(x), part<e>(y), part<e>(w)); })
+        }
+    } else {
+        for (u32 c = lane; c < channels; c += lanes) {
+            float w = weights[c];
+            if (rate > 0.0f) w *= unit(random_bits(draw, (u32)(at + c))) >= rate ? keep : 0.0f;
+            f(at + c, get(a, at + c), get(b, at + c), w);
+        }
+    }
 }
 
 // One sum per block: parts [blocks].
 extern "C" __global__ void perceptual(View a, View b, const float* weights, double* parts, u32 pixels, u32 channels, float rate, const u32* state, u32 site) {
     Draw draw = draw_of(state, site);
-    u32 lane = threadIdx.x & 31, warps = gridDim.x * (blockDim.x >> 5);
-    double total = 0.0;
-    for (u32 pixel = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5); pixel < pixels; pixel += warps) {
+    u32 lanes = lanes_of(channels), lane = threadIdx.x % lanes, each = blockDim.x / lanes, step = gridDim.x * each;
+    float total = 0.0f;
+    for (u32 start = blockIdx.x * each; start < pixels; start += step) {
+        u32 pixel = start + threadIdx.x / lanes;
+        bool real = pixel < pixels;
         size_t at = (size_t)pixel * channels;
-        float aa = 0.0f, bb = 0.0f, sum = 0.0f;
-        for (u32 c = lane; c < channels; c += 32) {
-            float x = get(a, at + c), y = get(b, at + c);
-            aa += x * x;
-            bb += y * y;
-        }
-        float ia = 1.0f / (sqrtf(warp_sum(aa)) + TINY), ib = 1.0f / (sqrtf(warp_sum(bb)) + TINY);
-        for (u32 c = lane; c < channels; c += 32) {
-            float d = get(a, at + c) * ia - get(b, at + c) * ib;
-            sum += kept_weight(weights, c, draw, (u32)(at + c), rate) * d * d;
-        }
-        total += sum;
+        float aa = 0.0f, bb = 0.0f;
+        each_channel(a, b, weights, at, channels, lane, lanes, real, draw, 0.0f, [&](size_t i, float x, float y, float w) { aa += x * x; bb += y * y; });
+        float ia = 1.0f / (sqrtf(sum_over(aa, lanes)) + TINY), ib = 1.0f / (sqrtf(sum_over(bb, lanes)) + TINY);
+        each_channel(a, b, weights, at, channels, lane, lanes, real, draw, rate, [&](size_t i, float x, float y, float w) {
+            float d = x * ia - y * ib;
+            total += w * d * d;
+        });
     }
-    total = block_sum(total);
-    if (threadIdx.x == 0) parts[blockIdx.x] = total;
+    double sum = block_sum((double)total);
+    if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
 
 // dx (+)= gradient of the mean distance of x to y
 extern "C" __global__ void perceptual_gradient(View dx, View x, View y, const float* weights, const float* dy, u32 pixels, u32 channels, float rate, const u32* state, u32 site, int add) {
     Draw draw = draw_of(state, site);
     float factor = dy[0] / (float)pixels;
-    u32 lane = threadIdx.x & 31, warps = gridDim.x * (blockDim.x >> 5);
-    for (u32 pixel = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5); pixel < pixels; pixel += warps) {
+    u32 lanes = lanes_of(channels), lane = threadIdx.x % lanes, each = blockDim.x / lanes, step = gridDim.x * each;
+    for (u32 start = blockIdx.x * each; start < pixels; start += step) {
+        u32 pixel = start + threadIdx.x / lanes;
+        bool real = pixel < pixels;
         size_t at = (size_t)pixel * channels;
         float xx = 0.0f, yy = 0.0f, inner = 0.0f;
-        for (u32 c = lane; c < channels; c += 32) {
-            float p = get(x, at + c), q = get(y, at + c);
-            xx += p * p;
-            yy += q * q;
-        }
-        float length = sqrtf(warp_sum(xx)), ix = 1.0f / (length + TINY), iy = 1.0f / (sqrtf(warp_sum(yy)) + TINY);
-        for (u32 c = lane; c < channels; c += 32) {
-            float p = get(x, at + c), w = kept_weight(weights, c, draw, (u32)(at + c), rate);
-            inner += 2.0f * factor * w * (p * ix - get(y, at + c) * iy) * p;
-        }
-        inner = warp_sum(inner) * ix * ix;
+        each_channel(x, y, weights, at, channels, lane, lanes, real, draw, 0.0f, [&](size_t i, float p, float q, float w) { xx += p * p; yy += q * q; });
+        float length = sqrtf(sum_over(xx, lanes)), ix = 1.0f / (length + TINY), iy = 1.0f / (sqrtf(sum_over(yy, lanes)) + TINY);
+        each_channel(x, y, weights, at, channels, lane, lanes, real, draw, rate, [&](size_t i, float p, float q, float w) {
+            inner += 2.0f * factor * w * (p * ix - q * iy) * p;
+        });
+        inner = sum_over(inner, lanes) * ix * ix;
         float along = length > 0.0f ? inner / length : 0.0f;
-        for (u32 c = lane; c < channels; c += 32) {
-            float p = get(x, at + c), w = kept_weight(weights, c, draw, (u32)(at + c), rate);
-            put_or_add(dx, at + c, 2.0f * factor * w * (p * ix - get(y, at + c) * iy) * ix - along * p, add);
-        }
+        each_channel(x, y, weights, at, channels, lane, lanes, real, draw, rate, [&](size_t i, float p, float q, float w) {
+            put_or_add(dx, i, 2.0f * factor * w * (p * ix - q * iy) * ix - along * p, add);
+        });
     }
 }
 

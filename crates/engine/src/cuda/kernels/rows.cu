@@ -145,69 +145,137 @@ extern "C" __global__ void column_sums(View x, float* parts, u32 rows, u32 colum
     }
 }
 
-// out (+)= the sum of `count` rows of `columns`, `stride` apart.
+// out (+)= the sum of `count` rows of `columns`, `stride` apart. 256 threads: 32 columns, eight shares of the rows.
 extern "C" __global__ void join_columns(View out, const float* parts, u32 count, u32 stride, u32 columns, int add) {
-    EACH(c, columns) {
-        float sum = 0.0f;
-        for (u32 i = 0; i < count; i++) sum += parts[(size_t)i * stride + c];
+    __shared__ float sums[8][32];
+    u32 c = blockIdx.x * 32 + (threadIdx.x & 31), lane = threadIdx.x >> 5;
+    float sum = 0.0f;
+    if (c < columns)
+        for (u32 i = lane; i < count; i += 8) sum += parts[(size_t)i * stride + c];
+    sums[lane][threadIdx.x & 31] = sum;
+    __syncthreads();
+    if (lane == 0 && c < columns) {
+        for (int l = 1; l < 8; l++) sum += sums[l][threadIdx.x];
         put_or_add(out, c, sum, add);
     }
 }
 
-// parts [splits, entries, width]: the sum of the rows of dy whose index is the entry, over a share of the rows. Grid (entries, splits).
+// parts [splits, entries, width]: the sum of the rows of dy whose index is the entry, over a share of the rows. Grid (entries, splits), 256 threads.
 extern "C" __global__ void scatter(View dy, const int* indices, float* parts, u32 rows, u32 width) {
+    __shared__ u32 found[8];
     int entry = (int)blockIdx.x;
     u32 first = (u32)((u64)rows * blockIdx.y / gridDim.y), last = (u32)((u64)rows * (blockIdx.y + 1) / gridDim.y);
     float* out = parts + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * width;
-    for (u32 c = threadIdx.x; c < width; c += blockDim.x) {
-        float sum = 0.0f;
-        for (u32 row = first; row < last; row++)
-            if (indices[row] == entry) sum += get(dy, (size_t)row * width + c);
-        out[c] = sum;
+    for (u32 start = 0; start < width; start += 1024) {
+        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        for (u32 base = first; base < last; base += 256) {
+            u32 row = base + threadIdx.x;
+            u32 mask = __ballot_sync(~0u, row < last && indices[row] == entry);
+            __syncthreads();
+            if ((threadIdx.x & 31) == 0) found[threadIdx.x >> 5] = mask;
+            __syncthreads();
+            for (u32 w = 0; w < 8; w++)
+                for (u32 bits = found[w]; bits; bits &= bits - 1) {
+                    size_t at = (size_t)(base + 32 * w + __ffs(bits) - 1) * width;
+                    for (int k = 0; k < 4; k++) {
+                        u32 c = start + 256 * k + threadIdx.x;
+                        if (c < width) sum[k] += get(dy, at + c);
+                    }
+                }
+        }
+        for (int k = 0; k < 4; k++) {
+            u32 c = start + 256 * k + threadIdx.x;
+            if (c < width) out[c] = sum[k];
+        }
     }
 }
 
 // ---- attention: scores come from a matrix product, [rows = B * heads * T, stride] in f32 ----
 
-// p <- dropout(softmax(scale * scores)), zero beyond what the row sees; normaliser [rows]
-extern "C" __global__ void attention_softmax(const float* scores, View p, float* normaliser, u32 time, u32 stride, int causal, float scale, float rate, const u32* state, u32 site) {
-    Draw draw = draw_of(state, site);
-    u32 row = blockIdx.x, seen = causal ? row % time + 1 : time;
-    const float* s = scores + (size_t)row * stride;
-    float best = -__int_as_float(0x7f800000), sum = 0.0f;
-    for (u32 j = threadIdx.x; j < seen; j += blockDim.x) best = larger(s[j], best);
-    best = block_max(best) * scale;
-    for (u32 j = threadIdx.x; j < seen; j += blockDim.x) sum += __expf(s[j] * scale - best);
-    sum = block_sum(sum);
-    float inverse = 1.0f / sum, keep = 1.0f / (1.0f - rate);
-    for (u32 j = threadIdx.x; j < stride; j += blockDim.x) {
-        float v = j < seen ? __expf(s[j] * scale - best) * inverse : 0.0f;
-        if (rate > 0.0f && j < seen) v *= unit(random_bits(draw, row * time + j)) >= rate ? keep : 0.0f;
-        put(p, (size_t)row * stride + j, v);
+// Moves values between [B, T, heads, d] and [B, heads, T, d]; joining, from the second to the first.
+extern "C" __global__ void swap_heads(View out, View x, u32 time, u32 heads, u32 d, u32 n, int joining, int add) {
+    u32 each = d % 4 == 0 ? 4 : 1;
+    EACH(j, n / each) {
+        u32 i = j * each, c = i % d, t = i / d % time, head = i / d / time % heads, image = i / d / time / heads;
+        u32 o = ((image * time + t) * heads + head) * d + c, to = joining ? o : i, from = joining ? i : o;
+        if (each == 4) put4_or_add(out, to, get4(x, from), add);
+        else put_or_add(out, to, get(x, from), add);
     }
-    if (threadIdx.x == 0) normaliser[row] = best + __logf(sum);
+}
+
+// A warp per row; rows of up to 32 * SPAN scores stay in registers.
+#define SPAN 12
+
+// p <- dropout(softmax(scale * scores)), zero beyond what the row sees; normaliser [rows]
+extern "C" __global__ void attention_softmax(const float* scores, View p, float* normaliser, u32 rows, u32 time, u32 stride, int causal, float scale, float rate, const u32* state, u32 site) {
+    Draw draw = draw_of(state, site);
+    u32 lane = threadIdx.x & 31;
+    float keep = 1.0f / (1.0f - rate);
+    WARP_ROWS(row, rows) {
+        u32 seen = causal ? row % time + 1 : time;
+        const float* s = scores + (size_t)row * stride;
+        float best = -__int_as_float(0x7f800000), sum = 0.0f;
+        if (stride <= 32 * SPAN) {
+            float v[SPAN];
+#pragma unroll
+            for (int k = 0; k < SPAN; k++) {
+                u32 j = 32 * k + lane;
+                v[k] = j < seen ? s[j] : -__int_as_float(0x7f800000);
+                best = larger(v[k], best);
+            }
+            best = warp_max(best) * scale;
+#pragma unroll
+            for (int k = 0; k < SPAN; k++) {
+                v[k] = 32 * k + lane < seen ? __expf(v[k] * scale - best) : 0.0f;
+                sum += v[k];
+            }
+            sum = warp_sum(sum);
+            float inverse = 1.0f / sum;
+#pragma unroll
+            for (int k = 0; k < SPAN; k++) {
+                u32 j = 32 * k + lane;
+                if (rate > 0.0f && j < seen) v[k] *= unit(random_bits(draw, row * time + j)) >= rate ? keep : 0.0f;
+                if (j < stride) put(p, (size_t)row * stride + j, v[k] * inverse);
+            }
+        } else {
+            for (u32 j = lane; j < seen; j += 32) best = larger(s[j], best);
+            best = warp_max(best) * scale;
+            for (u32 j = lane; j < seen; j += 32) sum += __expf(s[j] * scale - best);
+            sum = warp_sum(sum);
+            for (u32 j = lane; j < stride; j += 32) {
+                float v = j < seen ? __expf(s[j] * scale - best) / sum : 0.0f;
+                if (rate > 0.0f && j < seen) v *= unit(random_bits(draw, row * time + j)) >= rate ? keep : 0.0f;
+                put(p, (size_t)row * stride + j, v);
+            }
+        }
+        if (lane == 0) normaliser[row] = best + __logf(sum);
+    }
 }
 
 // p <- dropped weights, ds <- gradient of the scores, from the scores and the gradient dp of the dropped weights.
-extern "C" __global__ void attention_gradient(const float* scores, const float* dp, View p, View ds, const float* normaliser, View out, View d_out, u32 time, u32 stride, u32 heads, u32 head_width, int causal, float scale, float rate, const u32* state, u32 site) {
+extern "C" __global__ void attention_gradient(const float* scores, const float* dp, View p, View ds, const float* normaliser, View out, View d_out, u32 rows, u32 time, u32 stride, u32 heads, u32 head_width, int causal, float scale, float rate, const u32* state, u32 site) {
     Draw draw = draw_of(state, site);
-    u32 row = blockIdx.x, t = row % time, head = row / time % heads, image = row / time / heads, seen = causal ? t + 1 : time;
-    size_t at = ((size_t)image * time + t) * heads * head_width + head * head_width;
-    float inner = 0.0f;
-    for (u32 c = threadIdx.x; c < head_width; c += blockDim.x) inner += get(out, at + c) * get(d_out, at + c);
-    inner = block_sum(inner);
+    u32 lane = threadIdx.x & 31;
     float keep = 1.0f / (1.0f - rate);
-    for (u32 j = threadIdx.x; j < stride; j += blockDim.x) {
-        size_t i = (size_t)row * stride + j;
-        float weight = 0.0f, gradient = 0.0f;
-        if (j < seen) {
-            float mask = rate > 0.0f ? (unit(random_bits(draw, row * time + j)) >= rate ? keep : 0.0f) : 1.0f;
-            float w = __expf(scores[i] * scale - normaliser[row]);
-            weight = w * mask;
-            gradient = w * (dp[i] * mask - inner) * scale;
+    WARP_ROWS(row, rows) {
+        u32 t = row % time, head = row / time % heads, image = row / time / heads, seen = causal ? t + 1 : time;
+        size_t at = ((size_t)image * time + t) * heads * head_width + head * head_width;
+        float inner = 0.0f, shift = normaliser[row];
+        for (u32 c = lane; c < head_width; c += 32) inner += get(out, at + c) * get(d_out, at + c);
+        inner = warp_sum(inner);
+#pragma unroll 4
+        for (u32 j = lane; j < stride; j += 32) {
+            size_t i = (size_t)row * stride + j;
+            float weight = 0.0f, gradient = 0.0f;
+            if (j < seen) {
+                float mask = rate > 0.0f ? (unit(random_bits(draw, row * time + j)) >= rate ? keep : 0.0f) : 1.0f;
+                float w = __expf(scores[i] * scale - shift);
+                weight = w * mask;
+                gradient = w * (dp[i] * mask - inner) * scale;
+            }
+            put(p, i, weight);
+            put(ds, i, gradient);
         }
-        put(p, i, weight);
-        put(ds, i, gradient);
     }
 }
 
