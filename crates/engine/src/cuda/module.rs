@@ -11,12 +11,13 @@ use cudarc::nvrtc;
 use super::gpu::{Functions, driver};
 use crate::{Error, Result};
 
-const SOURCES: [&str; 5] = [
+const SOURCES: [&str; 6] = [
     include_str!("kernels/common.cu"),
     include_str!("kernels/elementwise.cu"),
     include_str!("kernels/image.cu"),
     include_str!("kernels/rows.cu"),
     include_str!("kernels/reduce.cu"),
+    include_str!("kernels/flash.cu"),
 ];
 
 pub(super) struct Module {

@@ -113,6 +113,9 @@ impl Tape {
         normaliser: &Block,
     ) -> Result<()> {
         let dtype = self.float();
+        if setup.is_flash(dtype) {
+            return self.gpu_flash(setup, inputs, out, normaliser);
+        }
         let [q, k, v] = inputs.map(|x| self.operand(x, dtype).and_then(|x| self.gpu_heads(setup, x)));
         let (q, k, v) = (q?, k?, v?);
         let (rows, stride) = (setup.batch * setup.heads * setup.time, setup.stride());
@@ -142,6 +145,27 @@ impl Tape {
         Ok(())
     }
 
+    /// The same without scores in memory.
+    fn gpu_flash(
+        &mut self,
+        setup: &Setup,
+        inputs: [Tensor; 3],
+        out: &Block,
+        normaliser: &Block,
+    ) -> Result<()> {
+        let [q, k, v] = inputs.map(|x| self.operand(x, DType::BF16));
+        let (q, k, v) = (q?, k?, v?);
+        if let Some(gpu) = self.gpu() {
+            let tensors = [out.at(), normaliser.at(), q.at, k.at, v.at].map(Arg::At);
+            let args = [&tensors[..], &setup.flash_args(self.state())].concat();
+            gpu.launch("flash_forward", setup.flash_grid(), &args)?;
+        }
+        for operand in [q, k, v] {
+            self.release(operand);
+        }
+        Ok(())
+    }
+
     /// [B, T, heads, d] as [B, heads, T, d].
     fn gpu_heads(&mut self, setup: &Setup, x: Operand) -> Result<Operand> {
         if setup.heads == 1 {
@@ -159,6 +183,22 @@ impl Tape {
 
 /// How the heads lie on a GPU: inputs and results [B, heads, T, d], scores [B, heads, T, stride].
 impl Setup {
+    /// Whether the kernels that keep scores in registers can do it.
+    fn is_flash(&self, dtype: DType) -> bool {
+        dtype == DType::BF16 && self.head_width() == 64
+    }
+
+    fn flash_grid(&self) -> Grid {
+        Grid { blocks: (self.time.div_ceil(64), self.batch * self.heads), threads: 128, shared: 0 }
+    }
+
+    /// What all of them take after their tensors.
+    fn flash_args(&self, state: Arg) -> [Arg; 7] {
+        let site = Arg::U32(self.site.number() as usize);
+        let (causal, scale, rate) = (Arg::Flag(self.causal), Arg::F32(self.scale()), Arg::F32(self.dropout));
+        [Arg::U32(self.time), Arg::U32(self.heads), causal, scale, rate, state, site]
+    }
+
     /// Columns of a row of scores, a multiple of what tensor cores like.
     fn stride(&self) -> usize {
         self.time.next_multiple_of(8)
@@ -216,8 +256,50 @@ impl Setup {
 }
 
 impl Attention {
+    fn flash_backward(self, tape: &mut Tape, d_out: Block) -> Result<()> {
+        let setup = self.setup;
+        let [q, k, v] = [self.q, self.k, self.v].map(|x| tape.operand(x, DType::BF16));
+        let (q, k, v) = (q?, k?, v?);
+        let rows = setup.batch * setup.heads * setup.time;
+        let inner = tape.scratch(rows);
+        let common = [q.at, k.at, v.at, d_out.at(), tape.at(self.normaliser), inner.at()].map(Arg::At);
+        let common = [&common[..], &setup.flash_args(tape.state())].concat();
+        if let Some(gpu) = tape.gpu() {
+            let tensors = [inner.at(), tape.at(self.out), d_out.at()].map(Arg::At);
+            let sizes = [setup.time, setup.heads, rows].map(Arg::U32);
+            gpu.launch("flash_inner", Grid::warps(rows), &[&tensors[..], &sizes].concat())?;
+        }
+        if let Some(dq) = tape.grad(self.q) {
+            if let Some(gpu) = tape.gpu() {
+                let args = [&[dq.view()], &common[..], &[Arg::Flag(dq.accumulate)]].concat();
+                gpu.launch("flash_gradient_queries", setup.flash_grid(), &args)?;
+            }
+            tape.put_grad(dq);
+        }
+        // Keys and values come from one kernel, into blocks of their own: one of them may be an input twice.
+        if tape.any_needs_grad(&[self.k, self.v]) {
+            let [dk, dv] = [(); 2].map(|()| tape.alloc(self.k.len(), DType::BF16));
+            if let Some(gpu) = tape.gpu() {
+                let to = [&dk, &dv].map(|block| Arg::View(block.at(), DType::BF16));
+                let args = [&to[..], &common, &[Arg::Flag(false), Arg::Flag(false)]].concat();
+                gpu.launch("flash_gradient_keys", setup.flash_grid(), &args)?;
+            }
+            tape.hand_grad(self.k, dk, DType::BF16)?;
+            tape.hand_grad(self.v, dv, DType::BF16)?;
+        }
+        for operand in [q, k, v] {
+            tape.release(operand);
+        }
+        tape.give_back(inner);
+        tape.give_back(d_out);
+        Ok(())
+    }
+
     fn gpu_backward(self, tape: &mut Tape, d_out: Block) -> Result<()> {
         let (setup, dtype) = (self.setup, self.out.dtype());
+        if setup.is_flash(dtype) {
+            return self.flash_backward(tape, d_out);
+        }
         let inputs = [self.q, self.k, self.v];
         let [q, k, v] = inputs.map(|x| tape.operand(x, dtype).and_then(|x| tape.gpu_heads(&setup, x)));
         let (q, k, v) = (q?, k?, v?);
@@ -504,7 +586,9 @@ mod tests {
 
     #[test]
     fn gradients() {
-        for (batch, time, width, heads) in [(1, 1, 2, 1), (2, 5, 6, 3), (1, 100, 8, 2), (2, 49, 4, 1)] {
+        let shapes =
+            [(1, 1, 2, 1), (2, 5, 6, 3), (1, 100, 8, 2), (2, 49, 4, 1), (1, 70, 64, 1), (2, 130, 128, 2)];
+        for (batch, time, width, heads) in shapes {
             let dims: &[usize] = &[batch, time, width];
             for dropout in [0.0, 0.3] {
                 check_gradients(&[dims; 3], |tape, x| {

@@ -194,6 +194,57 @@ extern "C" __global__ void group_norm(View out, View x, const float* statistics,
         });
 }
 
+// All of it for small images: one block each, whose threads are a multiple of `channels / 4`. Shared: two float4 per thread, four floats per channel.
+extern "C" __global__ void group_norm_whole(View out, float* statistics, View x, const float* gain, const float* shift, u32 pixels, u32 channels, u32 groups, float epsilon, int swish) {
+    extern __shared__ float4 sums[];
+    float* totals = (float*)(sums + 2 * blockDim.x); // sum, squares, mean, inverse of each channel
+    u32 image = blockIdx.x, quads = channels / 4, lanes = blockDim.x / quads, quad = threadIdx.x % quads, lane = threadIdx.x / quads, c = 4 * quad;
+    size_t base = (size_t)image * pixels * channels;
+    float4 a = make_float4(0, 0, 0, 0), b = a, o = get4(x, base + c);
+    for (u32 pixel = lane; pixel < pixels; pixel += lanes) {
+        float4 v = get4(x, base + (size_t)pixel * channels + c);
+        FOUR({ float d = part<e>(v) - part<e>(o); part<e>(a) += d; part<e>(b) += d * d; })
+    }
+    sums[threadIdx.x] = a;
+    sums[blockDim.x + threadIdx.x] = b;
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < 2 * quads; i += blockDim.x) {
+        float4 total = make_float4(0, 0, 0, 0);
+        for (u32 l = 0; l < lanes; l++) {
+            float4 v = sums[i / quads * blockDim.x + l * quads + i % quads];
+            total.x += v.x; total.y += v.y; total.z += v.z; total.w += v.w;
+        }
+        *(float4*)(totals + i / quads * channels + 4 * (i % quads)) = total;
+    }
+    __syncthreads();
+    u32 per = channels / groups;
+    for (u32 group = threadIdx.x; group < groups; group += blockDim.x) {
+        double count = (double)pixels * per, total = 0.0, squares = 0.0;
+        for (u32 k = group * per; k < (group + 1) * per; k++) total += (double)totals[k] + pixels * (double)get(x, base + k);
+        double mean = total / count;
+        for (u32 k = group * per; k < (group + 1) * per; k++) {
+            double d = (double)get(x, base + k) - mean;
+            squares += totals[channels + k] + 2.0 * d * totals[k] + pixels * d * d;
+        }
+        double variance = squares / count;
+        float inverse = (float)(1.0 / sqrt((variance > 0.0 ? variance : (variance != variance ? variance : 0.0)) + epsilon));
+        for (u32 k = group * per; k < (group + 1) * per; k++) {
+            statistics[image * 2 * channels + k] = totals[2 * channels + k] = (float)mean;
+            statistics[image * 2 * channels + channels + k] = totals[3 * channels + k] = inverse;
+        }
+    }
+    __syncthreads();
+    float4 m = *(float4*)(totals + 2 * channels + c), r = *(float4*)(totals + 3 * channels + c);
+    float4 g = *(const float4*)(gain + c), h = *(const float4*)(shift + c);
+    FOUR({ part<e>(g) *= part<e>(r); part<e>(h) -= part<e>(m) * part<e>(g); })
+    for (u32 pixel = lane; pixel < pixels; pixel += lanes) {
+        size_t at = base + (size_t)pixel * channels + c;
+        float4 v = get4(x, at);
+        FOUR({ part<e>(v) = swished(part<e>(v) * part<e>(g) + part<e>(h), swish); })
+        put4(out, at, v);
+    }
+}
+
 // Sums of the gradient before swish and of its product with xhat.
 extern "C" __global__ void group_norm_gradient_sums(View x, View dy, const float* statistics, const float* gain, const float* shift, float* parts, u32 pixels, u32 channels, u32 splits, int swish) {
     bool wide = channels % 4 == 0;
