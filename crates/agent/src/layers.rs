@@ -133,6 +133,11 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
+    /// Weight and bias.
+    pub fn tensors(&self, tape: &mut Tape, params: &Params) -> Result<[Tensor; 2]> {
+        Ok([tape.param(params, self.weight)?, tape.param(params, self.bias)?])
+    }
+
     pub fn forward(&self, tape: &mut Tape, params: &Params, x: Tensor) -> Result<Tensor> {
         self.activated(tape, params, x, Activation::None)
     }
@@ -184,7 +189,14 @@ pub(crate) struct Norm {
     shift: Param,
 }
 
+pub(crate) const LAYER_NORM_EPSILON: f32 = 1e-5;
+
 impl Norm {
+    /// Gain and shift.
+    pub fn tensors(&self, tape: &mut Tape, params: &Params) -> Result<[Tensor; 2]> {
+        Ok([tape.param(params, self.gain)?, tape.param(params, self.shift)?])
+    }
+
     /// GroupNorm with eps 1e-6, optionally followed by swish.
     pub fn group(
         &self,
@@ -200,7 +212,7 @@ impl Norm {
 
     /// LayerNorm with eps 1e-5.
     pub fn layer(&self, tape: &mut Tape, params: &Params, x: Tensor) -> Result<Tensor> {
-        let (gain, shift) = (tape.param(params, self.gain)?, tape.param(params, self.shift)?);
-        tape.layer_norm(x, gain, shift, 1e-5)
+        let [gain, shift] = self.tensors(tape, params)?;
+        tape.layer_norm(x, gain, shift, LAYER_NORM_EPSILON)
     }
 }

@@ -1,8 +1,8 @@
 //! The world model: a GPT over frame tokens and actions that predicts the next tokens, rewards and ends (paper, section 2.2).
 
-use engine::{Activation, Device, Error, Init, KvCache, Param, Params, Result, Tape, Tensor};
+use engine::{Activation, DecodeBlock, Device, Error, Init, KvCache, Param, Params, Result, Tape, Tensor};
 
-use crate::layers::{Builder, Linear, LinearInit, Network, Norm};
+use crate::layers::{Builder, LAYER_NORM_EPSILON, Linear, LinearInit, Network, Norm};
 use crate::{TokenizerConfig, WorldModelConfig};
 
 /// Reward classes: the sign of the reward, plus one.
@@ -315,7 +315,9 @@ impl Block {
         x: Tensor,
     ) -> Result<Tensor> {
         let h = self.norm1.layer(tape, params, x)?;
-        let [q, k, v] = self.projections(tape, params, h)?;
+        let q = self.query.forward(tape, params, h)?;
+        let k = self.key.forward(tape, params, h)?;
+        let v = self.value.forward(tape, params, h)?;
         let h = tape.causal_attention(q, k, v, heads, dropout)?;
         let h = self.projection.forward(tape, params, h)?;
         let x = tape.dropout_residual(h, dropout, x)?;
@@ -333,21 +335,18 @@ impl Block {
         layer: usize,
         x: Tensor,
     ) -> Result<Tensor> {
-        let h = self.norm1.layer(tape, params, x)?;
-        let [q, k, v] = self.projections(tape, params, h)?;
-        let h = tape.cached_attention(q, k, v, cache, layer)?;
-        let x = self.projection.plus(tape, params, h, x)?;
-        let h = self.norm2.layer(tape, params, x)?;
-        let h = self.expand.activated(tape, params, h, Activation::Gelu)?;
-        self.contract.plus(tape, params, h, x)
-    }
-
-    fn projections(&self, tape: &mut Tape, params: &Params, h: Tensor) -> Result<[Tensor; 3]> {
-        Ok([
-            self.query.forward(tape, params, h)?,
-            self.key.forward(tape, params, h)?,
-            self.value.forward(tape, params, h)?,
-        ])
+        let block = DecodeBlock {
+            attention_norm: self.norm1.tensors(tape, params)?,
+            query: self.query.tensors(tape, params)?,
+            key: self.key.tensors(tape, params)?,
+            value: self.value.tensors(tape, params)?,
+            projection: self.projection.tensors(tape, params)?,
+            mlp_norm: self.norm2.tensors(tape, params)?,
+            expand: self.expand.tensors(tape, params)?,
+            contract: self.contract.tensors(tape, params)?,
+            epsilon: LAYER_NORM_EPSILON,
+        };
+        tape.decode_block(x, &block, cache, layer)
     }
 }
 

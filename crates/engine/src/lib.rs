@@ -60,7 +60,7 @@ mod testing;
 pub use cuda::{Library, libraries};
 pub use device::{Buffer, DType, Device, Element, Precision};
 pub use error::{Error, Result};
-pub use ops::{Activation, KvCache, Lstm, Quantised, Stride};
+pub use ops::{Activation, DecodeBlock, KvCache, Lstm, Quantised, Stride};
 pub use optim::Adam;
 pub use params::{Init, Param, ParamSpec, Params, ParamsBuilder};
 pub use rng::{Key, Rng};

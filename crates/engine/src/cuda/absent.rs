@@ -79,6 +79,10 @@ impl Gpu {
         match *self {}
     }
 
+    pub fn launch_chained(&self, _kernel: &'static str, _grid: Grid, _args: &[Arg]) -> Result<()> {
+        match *self {}
+    }
+
     pub fn product(&self, _product: &Product) -> Result<()> {
         match *self {}
     }

@@ -23,6 +23,8 @@ struct Core {
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
+    /// Whether the last thing asked of the stream was a kernel that lets the next one start before it ends.
+    chained: AtomicBool,
     /// Bytes in use, and the most there were.
     used: AtomicUsize,
     peak: AtomicUsize,
@@ -50,6 +52,10 @@ pub(crate) struct Gpu {
     trace: Mutex<Option<Trace>>,
     /// Whether steps are recorded and replayed, or run kernel by kernel.
     records: AtomicBool,
+    /// Whether a kernel can start before the one before it has ended.
+    overlaps: bool,
+    /// Bytes of shared memory that a block can have.
+    shared: usize,
     core: Arc<Core>,
 }
 
@@ -78,6 +84,12 @@ impl Core {
     fn enter(&self) -> Result<()> {
         // SAFETY: the context is alive as long as the core.
         unsafe { result::ctx::set_current(self.context) }.map_err(driver("choosing the GPU"))
+    }
+
+    /// The stream, for anything that starts when everything before it has ended.
+    fn stream(&self) -> sys::CUstream {
+        self.chained.store(false, Ordering::Relaxed);
+        self.stream
     }
 
     fn fail(&self, error: Error) {
@@ -161,6 +173,7 @@ impl Gpu {
             device,
             context,
             stream,
+            chained: AtomicBool::new(false),
             used: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
             failure: Mutex::new(None),
@@ -191,6 +204,8 @@ impl Gpu {
             precision,
             trace: Mutex::new(None),
             records: AtomicBool::new(true),
+            overlaps: capability >= (9, 0),
+            shared: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize,
             core: core.clone(),
         };
         core.check()?;
@@ -231,7 +246,7 @@ impl Gpu {
 
     pub fn fill_bytes(&self, at: u64, byte: u8, count: usize) {
         // SAFETY: callers fill memory of their own.
-        let done = unsafe { result::memset_d8_async(at, byte, count, self.core.stream) };
+        let done = unsafe { result::memset_d8_async(at, byte, count, self.core.stream()) };
         if let Err(e) = done {
             self.core.fail(driver("filling memory")(e));
         }
@@ -239,21 +254,21 @@ impl Gpu {
 
     pub fn fill_words(&self, at: u64, word: u32, count: usize) -> Result<()> {
         // SAFETY: callers fill memory of their own.
-        unsafe { sys::cuMemsetD32Async(at, word, count, self.core.stream) }
+        unsafe { sys::cuMemsetD32Async(at, word, count, self.core.stream()) }
             .result()
             .map_err(driver("filling memory"))
     }
 
     pub fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
         // SAFETY: callers copy between blocks of their own.
-        unsafe { result::memcpy_dtod_async(to, from, bytes, self.core.stream) }
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.core.stream()) }
             .map_err(driver("copying memory"))
     }
 
     /// Copies a few bytes from the host. They may be reused at once.
     pub fn upload(&self, to: u64, bytes: &[u8]) -> Result<()> {
         // SAFETY: callers write memory of their own; pageable memory is staged before the call returns.
-        unsafe { result::memcpy_htod_async(to, bytes, self.core.stream) }
+        unsafe { result::memcpy_htod_async(to, bytes, self.core.stream()) }
             .map_err(driver("copying to the GPU"))
     }
 
@@ -314,8 +329,7 @@ impl Gpu {
     fn launch_now(&self, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
         let function = self.module.function(kernel)?;
         let mut words: Vec<[u64; 2]> = args.iter().map(|arg| pack(*arg)).collect();
-        let mut pointers: Vec<*mut c_void> =
-            words.iter_mut().map(|word| std::ptr::from_mut(word).cast()).collect();
+        let mut pointers = pointers(&mut words);
         let blocks = (grid.blocks.0 as u32, grid.blocks.1 as u32, 1);
         let threads = (grid.threads as u32, 1, 1);
         // SAFETY: the arguments are those of the kernel (each op's tests launch it), and outlive the call, which copies them.
@@ -325,11 +339,49 @@ impl Gpu {
                 blocks,
                 threads,
                 grid.shared as u32,
-                self.core.stream,
+                self.core.stream(),
                 &mut pointers,
             )
         }
         .map_err(driver(kernel))
+    }
+
+    /// [`launch`](Gpu::launch) of a kernel that lets the next one start early and itself waits for the one before: directly after another
+    /// such kernel, it starts before that has ended, where the GPU can.
+    pub fn launch_chained(&self, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
+        self.core.check()?;
+        self.timed(|| kernel.into(), || self.launch_chained_now(kernel, grid, args))
+    }
+
+    fn launch_chained_now(&self, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
+        let function = self.module.chained(kernel, self.shared)?;
+        let mut words: Vec<[u64; 2]> = args.iter().map(|arg| pack(*arg)).collect();
+        let mut pointers = pointers(&mut words);
+        let chained = self.core.chained.swap(true, Ordering::Relaxed);
+        let mut value = sys::CUlaunchAttributeValue { pad: [0; 64] };
+        value.programmaticStreamSerializationAllowed = 1;
+        let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        let mut early = sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid.blocks.0 as u32,
+            gridDimY: grid.blocks.1 as u32,
+            gridDimZ: 1,
+            blockDimX: grid.threads as u32,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: grid.shared as u32,
+            hStream: self.core.stream,
+            attrs: &mut early,
+            numAttrs: u32::from(self.overlaps && chained),
+        };
+        // SAFETY: as in `launch`; the attribute outlives the call.
+        let done = unsafe {
+            sys::cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), std::ptr::null_mut()).result()
+        };
+        if done.is_err() {
+            self.core.stream();
+        }
+        done.map_err(driver(kernel))
     }
 
     pub fn product(&self, product: &Product) -> Result<()> {
@@ -339,7 +391,7 @@ impl Gpu {
             let (Product { m, n, k, batch, .. }, dtype) = (product, product.a.dtype);
             format!("product {m}x{n}x{k} batch {batch} {dtype}")
         };
-        self.timed(name, || products.run(product, self.core.stream, self.workspace.at(), WORKSPACE))
+        self.timed(name, || products.run(product, self.core.stream(), self.workspace.at(), WORKSPACE))
     }
 
     pub fn convolve(
@@ -352,6 +404,8 @@ impl Gpu {
         accumulate: bool,
     ) -> Result<()> {
         self.core.check()?;
+        // cuDNN has the stream already.
+        self.core.stream();
         let mut convolutions = lock(&self.convolutions)?;
         let name = || {
             let Convolution { batch, height, inputs, outputs, stride, .. } = shape;
@@ -372,6 +426,8 @@ impl Gpu {
     ) -> Result<bool> {
         self.core.check()?;
         let mut convolutions = lock(&self.convolutions)?;
+        // cuDNN was given the stream itself.
+        self.core.stream();
         let mut fused = false;
         let name = || {
             let Convolution { batch, height, inputs, outputs, stride, .. } = shape;
@@ -405,13 +461,13 @@ impl Gpu {
         self.core.check()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive and nobody else records on it.
-        unsafe { result::stream::begin_capture(self.core.stream, mode) }.map_err(driver("recording a step"))
+        unsafe { result::stream::begin_capture(self.core.stream(), mode) }.map_err(driver("recording a step"))
     }
 
     pub fn end_recording(&self) -> Result<Graph> {
         // SAFETY: begun by `begin_recording`.
         let graph =
-            unsafe { result::stream::end_capture(self.core.stream) }.map_err(driver("recording a step"))?;
+            unsafe { result::stream::end_capture(self.core.stream()) }.map_err(driver("recording a step"))?;
         self.core.check()?;
         // SAFETY: a graph that was just recorded; its executable form does not need it any more.
         let exec = unsafe {
@@ -426,6 +482,11 @@ impl Gpu {
 fn lock<T>(mutex: &Mutex<T>) -> Result<std::sync::MutexGuard<'_, T>> {
     let gone = |_| Error::Gpu { what: "using the GPU", reason: "another thread failed while it did".into() };
     mutex.lock().map_err(gone)
+}
+
+/// Where the driver finds each argument.
+fn pointers(words: &mut [[u64; 2]]) -> Vec<*mut c_void> {
+    words.iter_mut().map(|word| std::ptr::from_mut(word).cast()).collect()
 }
 
 /// An argument as the driver reads it: its bytes first.
@@ -456,7 +517,7 @@ impl DeviceMemory {
             // SAFETY: freed when this is dropped.
             let at = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(driver("taking memory"))?;
             // SAFETY: just allocated.
-            unsafe { result::memset_d8_async(at, 0, bytes.max(1), core.stream) }
+            unsafe { result::memset_d8_async(at, 0, bytes.max(1), core.stream()) }
                 .map_err(driver("taking memory"))?;
             Ok(at)
         };
@@ -484,7 +545,7 @@ impl DeviceMemory {
         self.core.check()?;
         self.core.enter()?;
         // SAFETY: inside the allocation (callers check ranges); pageable memory is staged before the call returns.
-        unsafe { result::memcpy_htod_async(self.at + start as u64, bytes, self.core.stream) }
+        unsafe { result::memcpy_htod_async(self.at + start as u64, bytes, self.core.stream()) }
             .map_err(driver("copying to the GPU"))
     }
 
@@ -493,7 +554,7 @@ impl DeviceMemory {
         self.core.check()?;
         self.core.enter()?;
         // SAFETY: inside the allocation; waited for before the slice is used.
-        unsafe { result::memcpy_dtoh_async(bytes, self.at + start as u64, self.core.stream) }
+        unsafe { result::memcpy_dtoh_async(bytes, self.at + start as u64, self.core.stream()) }
             .map_err(driver("copying from the GPU"))?;
         self.core.wait()
     }
@@ -525,7 +586,7 @@ impl Graph {
     pub fn launch(&self) -> Result<()> {
         self.core.check()?;
         // SAFETY: both are alive; the memory it uses is kept by whoever keeps the graph.
-        unsafe { result::graph::launch(self.exec, self.core.stream) }
+        unsafe { result::graph::launch(self.exec, self.core.stream()) }
             .map_err(driver("running a recorded step"))
     }
 }
@@ -534,7 +595,7 @@ impl Drop for Graph {
     fn drop(&mut self) {
         // SAFETY: created in `end_recording`.
         unsafe {
-            let _ = result::stream::synchronize(self.core.stream);
+            let _ = result::stream::synchronize(self.core.stream());
             let _ = result::graph::exec_destroy(self.exec);
         }
     }

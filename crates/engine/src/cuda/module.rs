@@ -1,9 +1,7 @@
 //! Our kernels: compiled once per machine and kept between runs.
 
-use std::collections::HashMap;
 use std::ffi::CString;
 use std::path::PathBuf;
-use std::sync::Mutex;
 
 use cudarc::driver::{result, sys};
 use cudarc::nvrtc;
@@ -11,18 +9,21 @@ use cudarc::nvrtc;
 use super::gpu::{Functions, driver};
 use crate::{Error, Result};
 
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 7] = [
     include_str!("kernels/common.cu"),
     include_str!("kernels/elementwise.cu"),
     include_str!("kernels/image.cu"),
     include_str!("kernels/rows.cu"),
     include_str!("kernels/reduce.cu"),
     include_str!("kernels/flash.cu"),
+    include_str!("kernels/decode.cu"),
 ];
 
 pub(super) struct Module {
     module: sys::CUmodule,
     functions: Functions,
+    /// Those of kernels that overlap.
+    chained: Functions,
 }
 
 // SAFETY: a handle of the driver's, used under the GPU's rules.
@@ -49,7 +50,7 @@ impl Module {
         // SAFETY: a whole image of machine code, which the driver checks and copies.
         let module =
             unsafe { result::module::load_data(image.as_ptr().cast()) }.map_err(driver("loading kernels"))?;
-        Ok(Module { module, functions: Mutex::new(HashMap::new()) })
+        Ok(Module { module, functions: Functions::default(), chained: Functions::default() })
     }
 
     pub fn function(&self, name: &'static str) -> Result<sys::CUfunction> {
@@ -62,6 +63,33 @@ impl Module {
         // SAFETY: the module is alive as long as this.
         let function = unsafe { result::module::get_function(self.module, c_name) }.map_err(driver(name))?;
         functions.insert(name, function as usize);
+        Ok(function)
+    }
+
+    /// A kernel that overlaps with others, with up to `room` bytes of shared memory.
+    pub fn chained(&self, name: &'static str, room: usize) -> Result<sys::CUfunction> {
+        let missing = |reason: String| Error::Gpu { what: name, reason };
+        let mut chained = self.chained.lock().map_err(|e| missing(e.to_string()))?;
+        if let Some(&found) = chained.get(name) {
+            return Ok(found as sys::CUfunction);
+        }
+        let function = self.function(name)?;
+        use sys::CUfunction_attribute as Attribute;
+        // SAFETY: a function of this module, which is alive.
+        unsafe {
+            let fixed = result::function::get_function_attribute(
+                function,
+                Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+            )
+            .map_err(driver(name))?;
+            let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            result::function::set_function_attribute(function, most, room as i32 - fixed)
+                .map_err(driver(name))?;
+            // A multiprocessor must fall idle to divide its memory another way, so all of them ask for the same.
+            let division = Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+            result::function::set_function_attribute(function, division, 100).map_err(driver(name))?;
+        }
+        chained.insert(name, function as usize);
         Ok(function)
     }
 }

@@ -6,14 +6,14 @@ use crate::{Buffer, DType, Device, Error, Result, Tape, Tensor};
 /// Keys and values of the tokens a transformer has seen, for every layer, so that a new token costs one pass over it alone.
 pub struct KvCache {
     /// [layer][B, heads, d, capacity]: positions last, so that scores of many positions are one vector operation. A GPU keeps keys like values.
-    keys: Vec<Buffer>,
+    pub(super) keys: Vec<Buffer>,
     /// [layer][B, heads, capacity, d]
-    values: Vec<Buffer>,
-    batch: usize,
-    heads: usize,
-    head_width: usize,
-    capacity: usize,
-    len: usize,
+    pub(super) values: Vec<Buffer>,
+    pub(super) batch: usize,
+    pub(super) heads: usize,
+    pub(super) head_width: usize,
+    pub(super) capacity: usize,
+    pub(super) len: usize,
 }
 
 impl KvCache {

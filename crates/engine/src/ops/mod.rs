@@ -6,6 +6,7 @@ mod cached_attention;
 mod categorical;
 mod conv;
 mod cross_entropy;
+mod decode;
 mod dropout;
 mod embedding;
 mod frames;
@@ -29,6 +30,7 @@ mod upsample;
 
 pub use cached_attention::KvCache;
 pub use conv::Stride;
+pub use decode::DecodeBlock;
 pub use linear::Activation;
 pub use lstm::Lstm;
 pub use quantise::Quantised;
