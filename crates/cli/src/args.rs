@@ -32,6 +32,46 @@ pub enum Command {
     Export(ExportArgs),
     Bench(BenchArgs),
     Report(ReportArgs),
+    /// Say what this program and this machine can do, and test it.
+    ///
+    /// Names the processor, the GPU with its driver and libraries, and the Atari ROMs; says what is missing and how to get it. Then every device trains three
+    /// tiny networks for a moment, and their losses are compared with the CPU's. Fails if something that was tested does not work; what is not there is
+    /// no failure.
+    Doctor,
+    Selftest(SelftestArgs),
+}
+
+/// Where to compute.
+#[derive(clap::Args)]
+pub struct DeviceArgs {
+    /// Where to compute.
+    #[arg(long, value_enum, default_value_t = DeviceName::Auto)]
+    pub device: DeviceName,
+
+    /// How a GPU computes; the CPU always uses f32.
+    #[arg(long, value_enum, default_value_t = PrecisionName::Bf16)]
+    pub precision: PrecisionName,
+
+    /// Worker threads of the CPU; one per core if not given. The result does not depend on it.
+    #[arg(long)]
+    pub threads: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeviceName {
+    /// A GPU if one can be used, else the CPU.
+    Auto,
+    /// The first NVIDIA GPU, in a program built with `--features cuda`.
+    Cuda,
+    Cpu,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PrecisionName {
+    /// Activations in bf16; parameters, statistics, losses and the optimiser's state in f32.
+    Bf16,
+    /// Everything in f32, as on the CPU.
+    F32,
 }
 
 /// Print the settings that `train` would use with the same arguments, and what each means.
@@ -73,7 +113,7 @@ pub struct TrainArgs {
     #[arg(long)]
     pub out: Option<PathBuf>,
 
-    /// Continue the run in this folder from its last finished epoch; its config is kept.
+    /// Continue the run in this folder from its last finished epoch; its config is kept, and the device may be another.
     #[arg(long, value_name = "RUN", conflicts_with_all = ["overrides", "preset", "config", "env", "seed", "out"])]
     pub resume: Option<PathBuf>,
 
@@ -81,9 +121,8 @@ pub struct TrainArgs {
     #[arg(long, requires = "resume")]
     pub forget_damaged: bool,
 
-    /// Worker threads; one per core if not given. The result does not depend on it.
-    #[arg(long)]
-    pub threads: Option<usize>,
+    #[command(flatten)]
+    pub device: DeviceArgs,
 }
 
 /// Roll a trained world model out and draw what it imagines.
@@ -124,9 +163,8 @@ pub struct DreamArgs {
     #[arg(long)]
     pub out: Option<PathBuf>,
 
-    /// Worker threads; one per core if not given.
-    #[arg(long)]
-    pub threads: Option<usize>,
+    #[command(flatten)]
+    pub device: DeviceArgs,
 }
 
 /// Play whole games with a trained agent and print the returns as JSON.
@@ -159,9 +197,8 @@ pub struct PlayerArgs {
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
 
-    /// Worker threads; one per core if not given. The result does not depend on it.
-    #[arg(long)]
-    pub threads: Option<usize>,
+    #[command(flatten)]
+    pub device: DeviceArgs,
 }
 
 /// Play one game with a trained agent and write it as an animation.
@@ -256,6 +293,15 @@ pub enum BenchCase {
     Decode,
     /// Games, with their frames drawn and resized for the networks: steps per second on one core.
     Games,
+}
+
+/// Train three tiny networks for a moment and compare their losses with the CPU's.
+///
+/// In f32 they must agree to 0.1%, in bf16 to 5%. The CPU is compared with itself on one thread, to the bit. `iris doctor` does this on every device.
+#[derive(clap::Args)]
+pub struct SelftestArgs {
+    #[command(flatten)]
+    pub device: DeviceArgs,
 }
 
 const REPORT_HELP: &str = "\

@@ -4,7 +4,7 @@ use agent::picture::{Cell, Picture, write_gif};
 use agent::train::Run;
 use agent::{Acting, Scenes};
 use anyhow::{Context, Result, bail};
-use engine::{Device, Key, Rng};
+use engine::{Key, Rng};
 use envs::{Game, Purpose};
 
 use crate::args::DreamArgs;
@@ -14,7 +14,7 @@ use crate::config::suggestion;
 const DELAY: u16 = 25;
 
 pub fn run(args: DreamArgs) -> Result<()> {
-    let device = Device::cpu(args.threads)?;
+    let device = args.device.open()?;
     let (config, agent, replay) = Run::look(&device, &args.run)?;
     let steps = args.steps.unwrap_or(config.agent.world_model.steps);
     if args.futures == 0 || steps == 0 {
@@ -34,6 +34,7 @@ pub fn run(args: DreamArgs) -> Result<()> {
         Some(actions) => (actions.len(), Acting::Given(actions)),
         None => (steps, Acting::Policy { temperature: args.temperature }),
     };
+    eprintln!("{} on {}", config.env, args.device.describe(&device));
     let dreams = scenes.dreams(&vec![from; args.futures], steps, acting, Key::new(args.seed, 0))?;
     let mut rows = vec![scenes.recorded(from, steps)?];
     rows.extend(dreams);

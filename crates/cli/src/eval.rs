@@ -2,7 +2,7 @@
 
 use agent::Player;
 use anyhow::{Result, bail};
-use engine::{Device, Key};
+use engine::Key;
 
 use crate::args::EvalArgs;
 use crate::progress::Progress;
@@ -12,8 +12,7 @@ pub fn run(args: EvalArgs) -> Result<()> {
     if args.episodes == 0 {
         bail!("--episodes must be at least 1");
     }
-    let device = Device::cpu(args.player.threads)?;
-    let Source { agent, game } = Source::load(&device, &args.player)?;
+    let Source { device, agent, game } = Source::load(&args.player)?;
     let mut player = Player::new(&device, &agent, args.episodes.min(32));
     let key = Key::new(args.player.seed, 1);
     let progress = Progress::new("games", args.episodes);

@@ -4,11 +4,14 @@ mod args;
 mod bench;
 mod config;
 mod convert;
+mod device;
+mod doctor;
 mod dream;
 mod eval;
 mod progress;
 mod record;
 mod report;
+mod selftest;
 mod source;
 mod train;
 
@@ -41,6 +44,8 @@ pub fn main() -> ExitCode {
         args::Command::Export(args) => convert::export(args),
         args::Command::Bench(args) => bench::run(args),
         args::Command::Report(args) => report::run(args),
+        args::Command::Doctor => doctor::run(),
+        args::Command::Selftest(args) => selftest::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -3,7 +3,7 @@
 use agent::picture::{Cell, Picture, write_gif};
 use agent::{Eye, Player};
 use anyhow::{Result, bail};
-use engine::{Device, Key};
+use engine::Key;
 use envs::Purpose;
 
 use crate::args::RecordArgs;
@@ -17,8 +17,7 @@ pub fn run(args: RecordArgs) -> Result<()> {
     if args.steps == 0 {
         bail!("--steps must be at least 1");
     }
-    let device = Device::cpu(args.player.threads)?;
-    let Source { agent, game } = Source::load(&device, &args.player)?;
+    let Source { device, agent, game } = Source::load(&args.player)?;
     let size = agent.config.tokenizer.frame_size;
     let mut env = game.make(Purpose::Evaluate, size)?;
     let mut player = Player::new(&device, &agent, 1);

@@ -8,34 +8,37 @@ use envs::{Game, Purpose};
 
 use crate::args::PlayerArgs;
 
-/// An agent and the game it plays.
+/// An agent, where it computes, and the game it plays.
 pub struct Source {
+    pub device: Device,
     pub agent: Agent,
     pub game: &'static Game,
 }
 
 impl Source {
     /// The agent that was asked for; a run has a game of its own.
-    pub fn load(device: &Device, args: &PlayerArgs) -> Result<Source> {
+    pub fn load(args: &PlayerArgs) -> Result<Source> {
+        let device = args.device.open()?;
         let (folder, env) = (args.run.as_path(), args.env.as_deref());
         let (agent, game) = match (folder.join("agent.safetensors").is_file(), env) {
-            (true, Some(env)) => (Agent::load(device, folder)?.0, Game::find(env)?),
+            (true, Some(env)) => (Agent::load(&device, folder)?.0, Game::find(env)?),
             (true, None) => {
                 bail!("{} holds an agent, which does not say what it plays: add --env", folder.display())
             }
             (false, _) => {
-                let (config, agent) = Run::newest_agent(device, folder)?;
+                let (config, agent) = Run::newest_agent(&device, folder)?;
                 (agent, Game::find(env.unwrap_or(&config.env))?)
             }
         };
-        if let Some(variant) = game.variant() {
-            eprintln!("{}: {variant}", game.name);
-        }
         let env = game.make(Purpose::Evaluate, agent.config.tokenizer.frame_size)?;
         let (known, needed) = (agent.config.actions, env.action_names().len());
         if known != needed {
             bail!("the agent in {} knows {known} actions, but {} has {needed}", folder.display(), game.name);
         }
-        Ok(Source { agent, game })
+        eprintln!("{} on {}", game.name, args.device.describe(&device));
+        if let Some(variant) = game.variant() {
+            eprintln!("{}: {variant}", game.name);
+        }
+        Ok(Source { device, agent, game })
     }
 }

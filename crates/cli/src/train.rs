@@ -15,7 +15,7 @@ use crate::config;
 use crate::progress::Progress;
 
 pub fn run(args: TrainArgs) -> Result<()> {
-    let device = Device::cpu(args.threads)?;
+    let device = args.device.open()?;
     let (run, mut trainer) = match &args.resume {
         Some(folder) => {
             let damaged = if args.forget_damaged { Damaged::Forget } else { Damaged::Refuse };
@@ -24,7 +24,8 @@ pub fn run(args: TrainArgs) -> Result<()> {
         None => create(&args, &device)?,
     };
     let first = trainer.epoch;
-    eprintln!("{} in {}", trainer.config.env, run.folder().display());
+    let (env, place) = (&trainer.config.env, args.device.describe(&device));
+    eprintln!("{env} on {place}, in {}", run.folder().display());
     if let Some(variant) = envs::Game::find(&trainer.config.env)?.variant() {
         eprintln!("{}: {variant}", trainer.config.env);
     }

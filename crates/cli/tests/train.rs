@@ -128,7 +128,7 @@ fn a_game_of_ones_own_is_trained_like_the_others() {
     }
     let scratch = Scratch::new("own");
     let run = scratch.0.join("run");
-    let output = std::process::Command::new(example)
+    let output = common::on_the_cpu(std::process::Command::new(example))
         .args(["train", "--env", "my/lamp"])
         .args(common::SMALL)
         .arg("--out")

@@ -56,8 +56,9 @@ mod tape;
 #[cfg(test)]
 mod testing;
 
+pub use cpu::instructions;
 #[cfg(feature = "cuda")]
-pub use cuda::{Library, libraries};
+pub use cuda::{GpuReport, Library, gpu_report, libraries, library_folders};
 pub use device::{Buffer, DType, Device, Element, Precision};
 pub use error::{Error, Result};
 pub use ops::{Activation, DecodeBlock, KvCache, Lstm, Quantised, Stride};

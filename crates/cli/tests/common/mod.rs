@@ -27,7 +27,13 @@ pub const SMALL: [&str; 17] = [
 ];
 
 pub fn iris() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_iris"))
+    on_the_cpu(Command::new(env!("CARGO_BIN_EXE_iris")))
+}
+
+/// A command that finds no GPU, whatever the program was built with and the machine has.
+pub fn on_the_cpu(mut command: Command) -> Command {
+    command.env("CUDA_VISIBLE_DEVICES", "");
+    command
 }
 
 pub fn train(folder: &Path, extra: &[&str]) -> Output {

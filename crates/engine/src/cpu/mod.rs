@@ -48,6 +48,19 @@ pub(crate) fn isa() -> Isa {
     Isa::Baseline
 }
 
+/// The vector instructions that kernels use on this machine.
+pub fn instructions() -> &'static str {
+    match isa() {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => "AVX-512",
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => "AVX2",
+        Isa::Baseline if cfg!(target_arch = "x86_64") => "SSE2",
+        Isa::Baseline if cfg!(target_arch = "aarch64") => "NEON",
+        Isa::Baseline => "no vector instructions",
+    }
+}
+
 /// Compiles a function once per instruction set and calls the best copy. The body is plain Rust that the compiler vectorises.
 macro_rules! multiversion {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {

@@ -80,6 +80,33 @@ pub(super) fn driver(what: &'static str) -> impl Fn(result::DriverError) -> Erro
     }
 }
 
+/// The first GPU, and how many there are. The driver must have been loaded.
+pub(super) fn first_gpu() -> Result<(sys::CUdevice, usize)> {
+    let none = |reason: String| Error::NoGpu { reason };
+    let unseen = "the NVIDIA driver sees none: look at what `nvidia-smi` says, and whether CUDA_VISIBLE_DEVICES hides it";
+    result::init().map_err(|e| match e.0 {
+        sys::CUresult::CUDA_ERROR_NO_DEVICE => none(unseen.into()),
+        _ => none(format!("the NVIDIA driver does not start: {e}")),
+    })?;
+    match result::device::get_count().map_err(driver("counting GPUs"))? {
+        ..=0 => Err(none(unseen.into())),
+        count => Ok((result::device::get(0).map_err(driver("finding the GPU"))?, count as usize)),
+    }
+}
+
+/// A GPU's compute capability: (major, minor).
+pub(super) fn capability(device: sys::CUdevice) -> Result<(i32, i32)> {
+    use sys::CUdevice_attribute as Attribute;
+    let attribute = |which| {
+        // SAFETY: a valid device.
+        unsafe { result::device::get_attribute(device, which) }.map_err(driver("asking the GPU"))
+    };
+    Ok((
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    ))
+}
+
 impl Core {
     fn enter(&self) -> Result<()> {
         // SAFETY: the context is alive as long as the core.
@@ -149,13 +176,7 @@ impl Drop for Core {
 impl Gpu {
     pub fn new(precision: Precision) -> Result<Arc<Gpu>> {
         library::load()?;
-        let none = |reason: String| Error::NoGpu { reason };
-        result::init().map_err(|e| none(format!("the NVIDIA driver does not start: {e}")))?;
-        let count = result::device::get_count().map_err(driver("counting GPUs"))?;
-        if count == 0 {
-            return Err(none("the NVIDIA driver sees no GPU".into()));
-        }
-        let device = result::device::get(0).map_err(driver("finding the GPU"))?;
+        let (device, _) = first_gpu()?;
         let name = result::device::get_name(device).map_err(driver("finding the GPU"))?;
         // SAFETY: a valid device; released when the core is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(driver("starting the GPU"))?;
@@ -180,20 +201,11 @@ impl Gpu {
             fault,
             ops: Mutex::new(Vec::new()),
         });
-        let attribute = |which| {
-            // SAFETY: a valid device.
-            unsafe { result::device::get_attribute(device, which) }.map_err(driver("asking the GPU"))
-        };
-        use sys::CUdevice_attribute as Attribute;
-        let capability = (
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-        );
+        let capability = capability(device)?;
         if capability < (8, 0) {
             let (major, minor) = capability;
-            return Err(none(format!(
-                "{name} has compute capability {major}.{minor}; at least 8.0 is needed"
-            )));
+            let reason = format!("{name} has compute capability {major}.{minor}; at least 8.0 is needed");
+            return Err(Error::NoGpu { reason });
         }
         let gpu = Gpu {
             module: Module::new(capability)?,

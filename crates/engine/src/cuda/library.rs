@@ -24,6 +24,7 @@ struct Wanted {
     advice: &'static str,
 }
 
+/// The driver comes first.
 const WANTED: [Wanted; 4] = [
     Wanted {
         name: "NVIDIA driver",
@@ -55,7 +56,7 @@ const WANTED: [Wanted; 4] = [
 pub fn libraries() -> &'static [Library] {
     static FOUND: OnceLock<Vec<Library>> = OnceLock::new();
     FOUND.get_or_init(|| {
-        let folders = folders();
+        let folders = library_folders();
         WANTED
             .iter()
             .map(|w| Library {
@@ -70,7 +71,16 @@ pub fn libraries() -> &'static [Library] {
 
 /// Loads all of them, or says what is missing.
 pub(super) fn load() -> Result<()> {
-    match libraries().iter().find(|library| library.found.is_none()) {
+    check(libraries())
+}
+
+/// Loads the driver, which is enough to ask about a GPU, or says that it is missing.
+pub(super) fn load_driver() -> Result<()> {
+    check(&libraries()[..1])
+}
+
+fn check(libraries: &[Library]) -> Result<()> {
+    match libraries.iter().find(|library| library.found.is_none()) {
         None => Ok(()),
         Some(Library { name, advice, .. }) => {
             Err(Error::NoGpu { reason: format!("{name} was not found: {advice}") })
@@ -100,7 +110,8 @@ fn keep_open(path: &Path) -> bool {
     }
 }
 
-fn folders() -> Vec<PathBuf> {
+/// The folders that are searched after the system's own, in this order.
+pub fn library_folders() -> Vec<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
     let mut folders = Vec::new();
     for root in ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable) {

@@ -14,13 +14,17 @@ mod gpu;
 mod library;
 #[cfg(feature = "cuda")]
 mod module;
+#[cfg(feature = "cuda")]
+mod report;
 
 #[cfg(not(feature = "cuda"))]
 pub(crate) use absent::{DeviceMemory, Gpu, Graph};
 #[cfg(feature = "cuda")]
 pub(crate) use gpu::{DeviceMemory, Gpu, Graph};
 #[cfg(feature = "cuda")]
-pub use library::{Library, libraries};
+pub use library::{Library, libraries, library_folders};
+#[cfg(feature = "cuda")]
+pub use report::{GpuReport, gpu_report};
 
 use crate::DType;
 

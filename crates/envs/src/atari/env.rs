@@ -39,7 +39,7 @@ impl Atari {
         Atari::with_rom(cartridge, path, &rom, protocol)
     }
 
-    fn with_rom(
+    pub(super) fn with_rom(
         cartridge: &'static Cartridge,
         path: PathBuf,
         rom: &[u8],

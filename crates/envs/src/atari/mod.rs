@@ -76,6 +76,17 @@ games! {
     "UpNDown", 533.4, 11693.2, "Drive a car that can jump over winding roads and collect the flags.";
 }
 
+/// The file of every game's ROM, from which the game was started, or what is wrong with it.
+#[cfg(feature = "atari")]
+pub fn roms() -> Vec<(&'static str, Result<PathBuf, EnvError>)> {
+    let start = |cartridge| {
+        let (path, rom) = roms::read(cartridge)?;
+        Atari::with_rom(cartridge, path.clone(), &rom, Protocol::new(Purpose::Evaluate))?;
+        Ok(path)
+    };
+    ale::CARTRIDGES.iter().map(|cartridge| (cartridge.game, start(cartridge))).collect()
+}
+
 /// The game of a name: `atari/Breakout`, `Breakout`, `BreakoutNoFrameskip-v4` or `ALE/Breakout-v5`.
 pub fn find(name: &str) -> Option<&'static Game> {
     if name.starts_with("ALE/") {
