@@ -260,15 +260,12 @@ impl Tables {
         out: &Buffer,
     ) -> Result<()> {
         let numbers: Vec<i32> = rows.iter().map(|r| r.map_or(-1, |r| (r % self.capacity) as i32)).collect();
-        if !self.rows.contains_key(&rows.len()) {
-            let buffer = out.device().buffer::<i32>("rows of a batch", [rows.len()]);
-            self.rows.insert(rows.len(), buffer);
-        }
-        let index = &self.rows[&rows.len()];
+        let new = || out.device().buffer::<i32>("rows of a batch", [rows.len()]);
+        let index = self.rows.entry(rows.len()).or_insert_with(new).clone();
         index.write(&numbers)?;
         let (table, id): (&Buffer, StepId) = (table(self), (name, out.identity()));
         Ok(stepper.infer_recorded(id, |tape| -> engine::Result<()> {
-            let index = tape.buffer(index)?;
+            let index = tape.buffer(&index)?;
             let rows = tape.gather_rows(table, index)?;
             tape.store(out, 0, rows)
         })?)
