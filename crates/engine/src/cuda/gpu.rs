@@ -207,6 +207,10 @@ impl Gpu {
             let reason = format!("{name} has compute capability {major}.{minor}; at least 8.0 is needed");
             return Err(Error::NoGpu { reason });
         }
+        let most = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        // SAFETY: a valid device.
+        let shared =
+            unsafe { result::device::get_attribute(device, most) }.map_err(driver("asking the GPU"))?;
         let gpu = Gpu {
             module: Module::new(capability)?,
             products: Mutex::new(Products::new()?),
@@ -217,7 +221,7 @@ impl Gpu {
             trace: Mutex::new(None),
             records: AtomicBool::new(true),
             overlaps: capability >= (9, 0),
-            shared: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize,
+            shared: shared as usize,
             core: core.clone(),
         };
         core.check()?;

@@ -55,9 +55,11 @@ __device__ __forceinline__ void store_pair(float* p, float low, float high) {
 }
 
 // Starts to copy 16 bytes into shared memory.
-__device__ __forceinline__ void fetch(void* to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+__device__ __forceinline__ void fetch(u32 to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
+
+__device__ __forceinline__ void fetch(void* to, const void* from) { fetch((u32)__cvta_generic_to_shared(to), from); }
 
 // Until this thread's copies are there.
 __device__ __forceinline__ void await_fetches() { asm volatile("cp.async.wait_all;" ::: "memory"); }
@@ -358,26 +360,15 @@ decode_expand(u16* out, const float* x, const float* gain, const float* shift, c
 // A warp works on GROUPS groups of 16 positions side by side, TURNS times for the positions that the block holds at once.
 constexpr u32 ATTENTION_WARPS = 4, GROUPS = 3, TURNS = 2, POSITIONS = 16 * GROUPS * TURNS * ATTENTION_WARPS;
 
-// What is never read again before much else must not push it out of the L2 cache.
-__device__ __forceinline__ u64 passing_through() {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-__device__ __forceinline__ void fetch_passing(u32 to, const u16* from, u64 policy) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy) : "memory");
-}
-
 // Where part `part` (eight elements) of a row of 64 lies: in another bank for each of eight rows that follow each other.
 __device__ __forceinline__ u32 place(u32 row, u32 part) { return row * 128 + ((part ^ row) & 7) * 16; }
 
-__device__ __forceinline__ void fetch_positions(u32 keys_at, u32 values_at, const u16* keys, const u16* values, u32 first, u32 from, u32 to, u64 policy) {
+__device__ __forceinline__ void fetch_positions(u32 keys_at, u32 values_at, const u16* keys, const u16* values, u32 first, u32 from, u32 to) {
     for (u32 i = from * 8 + threadIdx.x; i < to * 8; i += blockDim.x) {
         u32 row = i / 8, part = i % 8;
         size_t at = (size_t)(first + row) * 64 + part * 8;
-        fetch_passing(keys_at + place(row, part), keys + at, policy);
-        fetch_passing(values_at + place(row, part), values + at, policy);
+        fetch(keys_at + place(row, part), keys + at);
+        fetch(values_at + place(row, part), values + at);
     }
 }
 
@@ -405,10 +396,9 @@ decode_attention(u16* out, const u16* q, const u16* keys, const u16* values, u32
     u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32, group = lane / 4, member = lane & 3;
     u32 seen = past + 1, room = min((seen + 15) / 16 * 16, POSITIONS), ahead = min(past, POSITIONS);
     u32 keys_at = (u32)__cvta_generic_to_shared(cached), values_at = keys_at + room * 128;
-    u64 policy = passing_through();
     keys += (size_t)blockIdx.x * capacity * 64;
     values += (size_t)blockIdx.x * capacity * 64;
-    fetch_positions(keys_at, values_at, keys, values, 0, 0, ahead, policy);
+    fetch_positions(keys_at, values_at, keys, values, 0, 0, ahead);
     await_earlier();
     admit_next();
 
@@ -427,7 +417,7 @@ decode_attention(u16* out, const u16* q, const u16* keys, const u16* values, u32
     for (u32 first = 0; first < seen; first += POSITIONS) {
         u32 count = min(seen - first, POSITIONS);
         if (first > 0) __syncthreads();
-        fetch_positions(keys_at, values_at, keys, values, first, first > 0 ? 0 : ahead, count, policy);
+        fetch_positions(keys_at, values_at, keys, values, first, first > 0 ? 0 : ahead, count);
         // A weight of zero makes nothing of a value, unless that is no number.
         for (u32 i = count * 8 + threadIdx.x; i < (count + 15) / 16 * 128; i += blockDim.x)
             *(uint4*)(cached + room * 128 + i * 16) = make_uint4(0, 0, 0, 0);
