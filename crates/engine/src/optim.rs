@@ -117,6 +117,7 @@ impl Tape {
         ]
         .map(|buffer| self.buffer_at(buffer).map(Arg::At));
         let (gradients, updates) = (gradients?, updates?);
+        let narrow = params.narrow.as_ref().map(|copy| self.buffer_at(copy)).transpose()?;
         if let Some(gpu) = self.gpu() {
             let sums = Arg::At(sums.at());
             gpu.launch("squares", Grid::blocks(count), &[gradients, sums, Arg::U32(n)])?;
@@ -124,7 +125,8 @@ impl Tape {
             let numbers = [adam.learning_rate, adam.beta1, adam.beta2, adam.max_grad_norm].map(Arg::F32);
             let report = [Arg::I32(gpu.op("the gradient's norm")), Arg::At(gpu.fault())];
             gpu.launch("adam_factors", Grid::blocks(1), &[&results[..], &numbers, &report].concat())?;
-            let buffers = [values?, gradients, first?, second?, decayed?, Arg::At(factors.at())];
+            let narrow = Arg::At(narrow.unwrap_or(0));
+            let buffers = [values?, narrow, gradients, first?, second?, decayed?, Arg::At(factors.at())];
             let keep = 1.0 - adam.learning_rate * adam.weight_decay;
             let numbers = [adam.beta1, adam.beta2, adam.epsilon, keep].map(Arg::F32);
             gpu.launch("adam", Grid::elements(n), &[&buffers[..], &numbers, &[Arg::U32(n)]].concat())?;

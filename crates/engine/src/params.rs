@@ -1,7 +1,7 @@
 //! The parameters of one network: a flat buffer with named views, so that clipping, Adam and checkpoints are one pass each.
 
 use crate::rng::{Key, Rng};
-use crate::{Buffer, Device, Error, Result, Shape};
+use crate::{Buffer, DType, Device, Error, Result, Shape};
 
 /// Parameters start on cache lines.
 const ALIGN: usize = 16;
@@ -95,6 +95,11 @@ impl ParamsBuilder {
             }
         }
         values.write(&flat)?;
+        let narrow =
+            (device.float() != DType::F32).then(|| device.float_buffer(format!("{name} copy"), [self.len]));
+        if let Some(narrow) = &narrow {
+            narrow.write(&flat)?;
+        }
         let decayed = device.buffer::<u8>(format!("{name} decay"), [self.len / ALIGN]);
         let mut flags = vec![0u8; self.len / ALIGN];
         for spec in self.specs.iter().filter(|spec| spec.decay) {
@@ -108,7 +113,7 @@ impl ParamsBuilder {
             second_moments: buffer("second moments"),
             updates: device.buffer::<i32>(format!("{name} update count"), [1]),
         });
-        Ok(Params { name: name.to_string(), specs: self.specs, values, training })
+        Ok(Params { name: name.to_string(), specs: self.specs, values, narrow, training })
     }
 }
 
@@ -122,6 +127,8 @@ pub struct Params {
     name: String,
     specs: Vec<ParamSpec>,
     pub(crate) values: Buffer,
+    /// A copy as precise as the activations, where these are not f32. Whoever writes the values writes it too.
+    pub(crate) narrow: Option<Buffer>,
     pub(crate) training: Option<Training>,
 }
 
@@ -166,6 +173,9 @@ impl Params {
         if values.len() != expected {
             return Err(Error::WrongLength { name: name.to_string(), expected, got: values.len() });
         }
+        if let Some(narrow) = &self.narrow {
+            narrow.write_at(spec.offset, values)?;
+        }
         self.values.write_at(spec.offset, values)
     }
 
@@ -187,7 +197,7 @@ impl Params {
         })
     }
 
-    /// The flat buffer of all values.
+    /// The flat buffer of all values, to be read.
     pub fn values(&self) -> &Buffer {
         &self.values
     }

@@ -190,8 +190,8 @@ struct BoundParams {
     values: usize,
     first_node: u32,
     count: usize,
-    /// A copy of the values as precise as the activations, where these are not f32.
-    narrow: Option<Block>,
+    /// The bound copy of the values as precise as the activations, where these are not f32.
+    narrow: Option<usize>,
     /// Whether a backward pass of this step has written its gradients, and no update has used them yet.
     has_gradients: bool,
 }
@@ -307,11 +307,7 @@ impl Tape {
         }
         self.records.clear();
         self.lists.clear();
-        for params in self.params.drain(..) {
-            if let Some(block) = params.narrow {
-                self.arena.give_back(block);
-            }
-        }
+        self.params.clear();
         self.generation = next_generation();
         self.sites = 0;
         self.walked = 0;
@@ -370,22 +366,9 @@ impl Tape {
             });
         }
         let count = params.specs().len();
-        let narrow = self.narrow_copy(bound, params.values.shape().len())?;
+        let narrow = params.narrow.as_ref().map(|copy| self.bind(copy)).transpose()?;
         self.params.push(BoundParams { values: bound, first_node, count, narrow, has_gradients: false });
         Ok(first_node)
-    }
-
-    fn narrow_copy(&mut self, bound: usize, len: usize) -> Result<Option<Block>> {
-        if self.device.float() == DType::F32 {
-            return Ok(None);
-        }
-        let copy = self.alloc(len, DType::BF16);
-        if let Some(gpu) = self.gpu() {
-            let from = Arg::View(self.bound[bound].block.at(), DType::F32);
-            let to = Arg::View(copy.at(), DType::BF16);
-            gpu.launch("copy", Grid::elements(len), &[to, from, Arg::U32(len), Arg::Flag(false)])?;
-        }
-        Ok(Some(copy))
     }
 
     /// Copies a tensor into a buffer, from element `start` on.
@@ -531,9 +514,9 @@ impl Tape {
         if dtype == DType::BF16
             && let Data::Bound { bound, start } = self.nodes[tensor.node as usize].data
             && let Some(params) = self.params.iter().find(|p| p.values == bound)
-            && let Some(narrow) = &params.narrow
+            && let Some(narrow) = params.narrow
         {
-            return Ok(Operand::at(narrow.at() + 2 * start as u64));
+            return Ok(Operand::at(self.bound[narrow].block.at() + 2 * start as u64));
         }
         let copy = self.alloc(tensor.len(), dtype);
         if let Some(gpu) = self.gpu() {

@@ -24,6 +24,7 @@ struct Kind {
     matrices: [(DType, bool, usize, usize, u32); 3],
     start: bool,
     bias: bool,
+    relu: bool,
 }
 
 fn failed(e: result::CublasError) -> Error {
@@ -52,6 +53,7 @@ impl Products {
             matrices: [describe(&p.a), describe(&p.b), describe(&p.out)],
             start: p.start.is_some(),
             bias: p.bias.is_some(),
+            relu: p.relu,
         };
         // cuBLAS thinks in columns: our rows are its columns, so it computes out^T = b^T a^T.
         let call = Call::new(p)?;
@@ -160,7 +162,10 @@ impl Call {
         set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, std::ptr::from_ref(&first).cast(), 4)?;
         set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, std::ptr::from_ref(&second).cast(), 4)?;
         if let Some(bias) = p.bias {
-            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+            let epilogue = match p.relu {
+                true => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU_BIAS,
+                false => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+            };
             set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, std::ptr::from_ref(&epilogue).cast(), 4)?;
             set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, std::ptr::from_ref(&bias).cast(), 8)?;
         }

@@ -128,6 +128,8 @@ pub(crate) struct Product {
     pub start: Option<u64>,
     /// [n], of the type of `out`.
     pub bias: Option<u64>,
+    /// With a bias: what is negative becomes zero, and so does what is no number.
+    pub relu: bool,
     pub batch: usize,
 }
 

@@ -219,7 +219,7 @@ impl Setup {
         let (t, d, batch) = (self.time, self.head_width(), self.batch * self.heads);
         let b = Matrix { transposed: true, ..self.input(y, dtype) };
         let (a, out) = (self.input(x, dtype), self.matrix(out, DType::F32));
-        Product { m: t, n: t, k: d, a, b, out, start: None, bias: None, batch }
+        Product { m: t, n: t, k: d, a, b, out, start: None, bias: None, relu: false, batch }
     }
 
     /// weights x, or weights^T x
@@ -235,7 +235,18 @@ impl Setup {
         let (t, d, batch) = (self.time, self.head_width(), self.batch * self.heads);
         let a = Matrix { transposed, ..self.matrix(weights, dtype) };
         let (b, start) = (self.input(x, dtype), accumulate.then_some(out.0));
-        Product { m: t, n: d, k: t, a, b, out: self.input(out.0, out.1), start, bias: None, batch }
+        Product {
+            m: t,
+            n: d,
+            k: t,
+            a,
+            b,
+            out: self.input(out.0, out.1),
+            start,
+            bias: None,
+            relu: false,
+            batch,
+        }
     }
 
     /// Moves values between [B, T, heads, d] and, unless `joining`, [B, heads, T, d].

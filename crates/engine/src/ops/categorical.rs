@@ -111,10 +111,11 @@ impl Tape {
         let (rows, actions) = (logits.shape().rows(), logits.shape().last());
         let mut out = self.alloc(rows, DType::I32);
         if let Some(gpu) = self.gpu() {
-            let sizes = [Arg::U32(rows), Arg::U32(actions), Arg::F32(temperature), self.state()];
+            let sizes = [Arg::U32(actions), Arg::F32(temperature), self.state()];
             let site = Arg::U32(site.number() as usize);
             let args = [&[Arg::At(out.at()), self.view(logits)], &sizes[..], &[site]].concat();
-            gpu.launch("sample", Grid::warps(rows), &args)?;
+            let threads = if actions > 128 { 128 } else { 32 };
+            gpu.launch("sample", Grid { threads, ..Grid::blocks(rows) }, &args)?;
             return Ok(self.push(out, logits.shape().without_last(), DType::I32, false));
         }
         let mut bits = self.alloc(rows * actions, DType::I32);

@@ -41,11 +41,11 @@ impl Tape {
         let dtype = self.float();
         let mut out = self.alloc(shape.len(), dtype);
         if let Some(gpu) = self.gpu() {
-            self.gpu_check_indices(OP, indices, 0, rows)?;
             let (to, n) = (Arg::View(out.at(), dtype), shape.len());
             let sizes = [width, rows, n].map(Arg::U32);
-            let args = [&[to, self.view(table), Arg::At(self.at(indices))], &sizes[..]].concat();
-            gpu.launch("gather", Grid::elements(n), &args)?;
+            let report = [Arg::I32(gpu.op(OP)), Arg::At(gpu.fault())];
+            let args = [&[to, self.view(table), Arg::At(self.at(indices))], &sizes[..], &report].concat();
+            gpu.launch("look_up", Grid::elements(n), &args)?;
         } else {
             let (table_v, indices_v) = (self.f32(table), self.i32(indices));
             check_indices(OP, indices_v, rows)?;

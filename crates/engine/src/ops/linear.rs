@@ -88,8 +88,10 @@ impl Tape {
 
         let dtype = if n <= NARROW { DType::F32 } else { self.float() };
         let mut out = self.alloc(m * n, dtype);
+        // Where nothing is learnt, cuBLASLt may apply the ReLU, which loses NaN.
+        let fused_relu = activation == Activation::Relu && bias.is_some() && !needs_grad;
         if self.gpu().is_some() {
-            self.gpu_linear(x, weight, bias, residual, &out, dtype)?;
+            self.gpu_linear(x, weight, bias, residual, fused_relu, &out, dtype)?;
         } else {
             let mut scratch = self.scratch(gemm_scratch_len(m, n, k, Layout::Rows));
             let start = bias.map_or(Start::Zero, |b| Start::Bias(self.f32(b)));
@@ -115,6 +117,7 @@ impl Tape {
             _ => {
                 match (activation, self.gpu().is_some()) {
                     (Activation::None, _) => {}
+                    (Activation::Relu, true) if fused_relu => {}
                     (Activation::Relu, true) => self.gpu_activate("relu_values", &out, &out, m * n, dtype)?,
                     (Activation::Gelu, true) => self.gpu_activate("gelu_values", &out, &out, m * n, dtype)?,
                     (Activation::Relu, false) => {
@@ -140,6 +143,7 @@ impl Tape {
         weight: Tensor,
         bias: Option<Tensor>,
         residual: Option<Tensor>,
+        relu: bool,
         out: &Block,
         dtype: DType,
     ) -> Result<()> {
@@ -158,6 +162,7 @@ impl Tape {
                 out: Matrix::rows(out.at(), dtype, n),
                 start: residual.as_ref().map(|r| r.at),
                 bias: fused.as_ref().map(|b| b.at),
+                relu,
                 batch: 1,
             })?;
             if let (Some(bias), None) = (bias, &fused) {
@@ -207,6 +212,7 @@ impl Linear {
             out: Matrix::rows(0, dtype, k),
             start: None,
             bias: None,
+            relu: false,
             batch: 1,
         };
         if let Some(dx) = tape.grad(self.x) {

@@ -112,6 +112,7 @@ impl Tape {
                 out: Matrix::rows(activated.at(), DType::F32, 4 * width),
                 start: None,
                 bias: None,
+                relu: false,
                 batch: 1,
             })?;
             let n = batch * width;
@@ -160,6 +161,7 @@ impl LstmCell {
                     out,
                     start,
                     bias: None,
+                    relu: false,
                     batch: 1,
                 })?;
             }
@@ -181,6 +183,7 @@ impl LstmCell {
                     out,
                     start,
                     bias: None,
+                    relu: false,
                     batch: 1,
                 })?;
             }

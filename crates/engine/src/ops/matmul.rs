@@ -39,6 +39,7 @@ impl Tape {
                     out: Matrix::rows(out.at(), dtype, p).every(m * p),
                     start: None,
                     bias: None,
+                    relu: false,
                     batch,
                 })?;
             }
@@ -76,7 +77,18 @@ impl Backward for Matmul {
                 let out = Matrix::rows(da.at(), da.dtype(), k).every(m * k);
                 let start = da.accumulate.then(|| da.at());
                 if let Some(gpu) = tape.gpu() {
-                    gpu.product(&Product { m, n: k, k: p, a: d, b, out, start, bias: None, batch })?;
+                    gpu.product(&Product {
+                        m,
+                        n: k,
+                        k: p,
+                        a: d,
+                        b,
+                        out,
+                        start,
+                        bias: None,
+                        relu: false,
+                        batch,
+                    })?;
                 }
                 tape.release(other);
                 tape.put_grad(da);
@@ -87,7 +99,18 @@ impl Backward for Matmul {
                 let out = Matrix::rows(db.at(), db.dtype(), p).every(k * p);
                 let start = db.accumulate.then(|| db.at());
                 if let Some(gpu) = tape.gpu() {
-                    gpu.product(&Product { m: k, n: p, k: m, a, b: d, out, start, bias: None, batch })?;
+                    gpu.product(&Product {
+                        m: k,
+                        n: p,
+                        k: m,
+                        a,
+                        b: d,
+                        out,
+                        start,
+                        bias: None,
+                        relu: false,
+                        batch,
+                    })?;
                 }
                 tape.release(other);
                 tape.put_grad(db);

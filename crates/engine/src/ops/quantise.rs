@@ -107,6 +107,7 @@ impl Tape {
                 out: Matrix::rows(products.at(), DType::F32, entries),
                 start: None,
                 bias: None,
+                relu: false,
                 batch: 1,
             })?;
             let table = Arg::At(self.at(codebook));

@@ -157,6 +157,17 @@ extern "C" __global__ void gather(View out, View table, const int* indices, u32 
     }
 }
 
+// The same for indices that must be in the table.
+extern "C" __global__ void look_up(View out, View table, const int* indices, u32 row, u32 rows, u32 n, int op, int* fault) {
+    u32 each = row % 4 == 0 ? 4 : 1;
+    EACH(j, n / each) {
+        u32 i = j * each, index = (u32)indices[i / row];
+        if (index >= rows && i % row == 0) report(fault, INDEX_OUT_OF_RANGE, op, (int)index, (int)(i / row), (int)rows);
+        if (each == 4) put4(out, i, index < rows ? get4(table, (size_t)index * row + i % row) : make_float4(0, 0, 0, 0));
+        else put(out, i, index < rows ? get(table, (size_t)index * row + i % row) : 0.0f);
+    }
+}
+
 extern "C" __global__ void gather_bytes(u8* out, const u8* table, const int* indices, u32 row, u32 rows, u32 n) {
     EACH(i, n) {
         u32 index = (u32)indices[i / row];

@@ -94,8 +94,8 @@ extern "C" __global__ void adam_factors(const double* parts, u32 count, int* upd
     }
 }
 
-// decayed: one byte for every 16 parameters.
-extern "C" __global__ void adam(float* p, const float* g, float* m, float* v, const u8* decayed, const float* factors, float beta1, float beta2, float epsilon, float keep, u32 n) {
+// copy: the same in bf16, if there is one. decayed: one byte for every 16 parameters.
+extern "C" __global__ void adam(float* p, u16* copy, const float* g, float* m, float* v, const u8* decayed, const float* factors, float beta1, float beta2, float epsilon, float keep, u32 n) {
     if (factors[3] == 0.0f) return;
     float clip = factors[0], step = factors[1], root = factors[2];
     EACH(i, n) {
@@ -104,6 +104,8 @@ extern "C" __global__ void adam(float* p, const float* g, float* m, float* v, co
         float second = beta2 * v[i] + (1.0f - beta2) * grad * grad;
         m[i] = first;
         v[i] = second;
-        p[i] = p[i] * (decayed[i / 16] ? keep : 1.0f) - step * first / (sqrtf(second) * root + epsilon);
+        float value = p[i] * (decayed[i / 16] ? keep : 1.0f) - step * first / (sqrtf(second) * root + epsilon);
+        p[i] = value;
+        if (copy) copy[i] = narrow(value);
     }
 }

@@ -395,30 +395,44 @@ extern "C" __global__ void entropy_gradient(View d, View logits, const float* no
     }
 }
 
-// The largest of logit + temperature * Gumbel noise, the first of equals.
-extern "C" __global__ void sample(int* out, View logits, u32 rows, u32 actions, float temperature, const u32* state, u32 site) {
+// The first of the larger ones.
+__device__ __forceinline__ void take_larger(float& best, u32& index, float v, u32 k) {
+    if (v > best || (v == best && k < index)) {
+        best = v;
+        index = k;
+    }
+}
+
+// The largest of logit + temperature * Gumbel noise, the first of equals. A block per row.
+extern "C" __global__ void sample(int* out, View logits, u32 actions, float temperature, const u32* state, u32 site) {
+    __shared__ float bests[32];
+    __shared__ u32 indices[32];
     Draw draw = draw_of(state, site);
-    u32 lane = threadIdx.x & 31;
-    WARP_ROWS(row, rows) {
-        float best = -__int_as_float(0x7f800000);
-        u32 index = 0x7fffffff;
-        for (u32 c = lane; c < actions; c += 32) {
-            u32 i = row * actions + c;
-            float v = get(logits, i) - temperature * logf(-logf(open_unit(random_bits(draw, i))));
-            if (v > best || index == 0x7fffffff) {
-                best = v;
-                index = c;
-            }
+    u32 first = blockIdx.x * actions, lane = threadIdx.x & 31, warps = (blockDim.x + 31) / 32;
+    float best = -__int_as_float(0x7f800000);
+    u32 index = 0x7fffffff;
+    auto noisy = [&](float logit, u32 bits) { return logit - temperature * logf(-logf(open_unit(bits))); };
+    if (actions % 4 == 0) {
+        for (u32 c = 4 * threadIdx.x; c < actions; c += 4 * blockDim.x) {
+            uint4 bits = philox(draw, (first + c) / 4);
+            float4 l = get4(logits, first + c);
+            take_larger(best, index, noisy(l.x, bits.x), c);
+            take_larger(best, index, noisy(l.y, bits.y), c + 1);
+            take_larger(best, index, noisy(l.z, bits.z), c + 2);
+            take_larger(best, index, noisy(l.w, bits.w), c + 3);
         }
-        for (int o = 16; o; o >>= 1) {
-            float v = __shfl_xor_sync(~0u, best, o);
-            u32 k = __shfl_xor_sync(~0u, index, o);
-            if (v > best || (v == best && k < index)) {
-                best = v;
-                index = k;
-            }
-        }
-        if (lane == 0) out[row] = (int)(index < actions ? index : 0);
+    } else {
+        for (u32 c = threadIdx.x; c < actions; c += blockDim.x) take_larger(best, index, noisy(get(logits, first + c), random_bits(draw, first + c)), c);
+    }
+    for (int o = 16; o; o >>= 1) take_larger(best, index, __shfl_xor_sync(~0u, best, o), __shfl_xor_sync(~0u, index, o));
+    if (lane == 0) {
+        bests[threadIdx.x / 32] = best;
+        indices[threadIdx.x / 32] = index;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (u32 w = 1; w < warps; w++) take_larger(best, index, bests[w], indices[w]);
+        out[blockIdx.x] = (int)(index < actions ? index : 0);
     }
 }
 
