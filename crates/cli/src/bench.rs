@@ -115,7 +115,6 @@ impl Bench {
         }
         if self.breakdown {
             let device = self.device.clone();
-            device.trace(|| step(self))?;
             print_breakdown(&device.trace(|| step(self))?);
         }
         seconds.sort_by(f64::total_cmp);

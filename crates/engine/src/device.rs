@@ -179,7 +179,8 @@ impl Device {
         self.gpu().map_or(Ok(()), Gpu::synchronise)
     }
 
-    /// Runs `work` kernel by kernel and says what a GPU did in it: (what, seconds), in order. Empty on the CPU.
+    /// Runs `work` and says what a GPU did in it: (what, seconds), in order. Steps that have run before are recorded anew, with a clock
+    /// around every kernel. Empty on the CPU.
     pub fn trace<E: From<Error>>(
         &self,
         work: impl FnOnce() -> Result<(), E>,
@@ -188,12 +189,9 @@ impl Device {
             work()?;
             return Ok(Vec::new());
         };
-        gpu.set_records(false);
         gpu.begin_trace();
         let done = work();
-        let times = gpu.end_trace();
-        gpu.set_records(true);
-        let times = times?;
+        let times = gpu.end_trace()?;
         done?;
         Ok(times)
     }

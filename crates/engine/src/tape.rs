@@ -113,18 +113,18 @@ impl Stepper {
         step: impl FnOnce(&mut Tape) -> Result<(), E> + Send,
     ) -> Result<(), E> {
         let device = self.tape.device.clone();
-        let Some(gpu) = device.gpu().filter(|gpu| gpu.records()) else { return self.run(step) };
+        let Some(gpu) = device.gpu() else { return self.run(step) };
         match self.recorded.get(&id) {
             None => {
                 self.run(step)?;
                 self.recorded.insert(id, Recording::Warm);
                 return Ok(());
             }
-            Some(Recording::Ready { graph, .. }) => {
+            Some(Recording::Ready { graph, .. }) if !gpu.traces() => {
                 self.tape.prepare();
                 graph.launch()?;
             }
-            Some(Recording::Warm) => {
+            Some(_) => {
                 self.tape.prepare();
                 gpu.begin_recording()?;
                 let result = step(&mut self.tape);
@@ -134,7 +134,11 @@ impl Stepper {
                 result?;
                 let graph = graph?;
                 graph.launch()?;
-                self.recorded.insert(id, Recording::Ready { graph, _slots: slots });
+                if gpu.traces() {
+                    gpu.synchronise()?;
+                } else {
+                    self.recorded.insert(id, Recording::Ready { graph, _slots: slots });
+                }
             }
         }
         self.tape.key.step += 1;

@@ -63,11 +63,7 @@ impl Gpu {
         match *self {}
     }
 
-    pub fn records(&self) -> bool {
-        match *self {}
-    }
-
-    pub fn set_records(&self, _records: bool) {
+    pub fn traces(&self) -> bool {
         match *self {}
     }
 

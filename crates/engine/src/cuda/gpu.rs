@@ -50,8 +50,9 @@ pub(crate) struct Gpu {
     name: String,
     precision: Precision,
     trace: Mutex<Option<Trace>>,
-    /// Whether steps are recorded and replayed, or run kernel by kernel.
-    records: AtomicBool,
+    tracing: AtomicBool,
+    /// Whether work is being written down instead of done.
+    recording: AtomicBool,
     /// Whether a kernel can start before the one before it has ended.
     overlaps: bool,
     /// Bytes of shared memory that a block can have.
@@ -219,7 +220,8 @@ impl Gpu {
             name,
             precision,
             trace: Mutex::new(None),
-            records: AtomicBool::new(true),
+            tracing: AtomicBool::new(false),
+            recording: AtomicBool::new(false),
             overlaps: capability >= (9, 0),
             shared: shared as usize,
             core: core.clone(),
@@ -239,10 +241,6 @@ impl Gpu {
     /// Makes this thread one that can talk to the GPU.
     pub fn enter(&self) -> Result<()> {
         self.core.enter()
-    }
-
-    pub fn synchronise(&self) -> Result<()> {
-        self.core.wait()
     }
 
     /// (bytes in use, the most there were)
@@ -288,16 +286,19 @@ impl Gpu {
             .map_err(driver("copying to the GPU"))
     }
 
-    pub fn records(&self) -> bool {
-        self.records.load(Ordering::Relaxed)
+    /// Waits until everything asked for is done, and reports what went wrong on the way.
+    pub fn synchronise(&self) -> Result<()> {
+        self.core.wait()
     }
 
-    pub fn set_records(&self, records: bool) {
-        self.records.store(records, Ordering::Relaxed);
+    /// Whether everything is being timed.
+    pub fn traces(&self) -> bool {
+        self.tracing.load(Ordering::Relaxed)
     }
 
     /// From here to [`end_trace`](Gpu::end_trace) everything that runs is timed by itself.
     pub fn begin_trace(&self) {
+        self.tracing.store(true, Ordering::Relaxed);
         if let Ok(mut trace) = self.trace.lock() {
             *trace = Some(Vec::new());
         }
@@ -305,6 +306,7 @@ impl Gpu {
 
     /// (what ran, seconds), in order.
     pub fn end_trace(&self) -> Result<Vec<(String, f64)>> {
+        self.tracing.store(false, Ordering::Relaxed);
         self.core.wait()?;
         let trace = self.trace.lock().ok().and_then(|mut trace| trace.take()).unwrap_or_default();
         let mut times = Vec::with_capacity(trace.len());
@@ -324,11 +326,18 @@ impl Gpu {
     fn timed(&self, name: impl FnOnce() -> String, work: impl FnOnce() -> Result<()>) -> Result<()> {
         let Ok(mut trace) = self.trace.lock() else { return work() };
         let Some(trace) = trace.as_mut() else { return work() };
+        // Inside a recording the event is part of it.
+        let flags = match self.recording.load(Ordering::Relaxed) {
+            true => sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32,
+            false => sys::CUevent_record_flags::CU_EVENT_RECORD_DEFAULT as u32,
+        };
         let mark = || -> Result<Event> {
             let event =
                 result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(driver("timing"))?;
             // SAFETY: the event was just created, the stream is alive.
-            unsafe { result::event::record(event, self.core.stream) }.map_err(driver("timing"))?;
+            unsafe { sys::cuEventRecordWithFlags(event, self.core.stream, flags) }
+                .result()
+                .map_err(driver("timing"))?;
             Ok(Event(event))
         };
         let start = mark()?;
@@ -388,7 +397,8 @@ impl Gpu {
             sharedMemBytes: grid.shared as u32,
             hStream: self.core.stream,
             attrs: &mut early,
-            numAttrs: u32::from(self.overlaps && chained),
+            // What is timed by itself does not overlap.
+            numAttrs: u32::from(self.overlaps && chained && !self.traces()),
         };
         // SAFETY: as in `launch`; the attribute outlives the call.
         let done = unsafe {
@@ -477,10 +487,14 @@ impl Gpu {
         self.core.check()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive and nobody else records on it.
-        unsafe { result::stream::begin_capture(self.core.stream(), mode) }.map_err(driver("recording a step"))
+        unsafe { result::stream::begin_capture(self.core.stream(), mode) }
+            .map_err(driver("recording a step"))?;
+        self.recording.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     pub fn end_recording(&self) -> Result<Graph> {
+        self.recording.store(false, Ordering::Relaxed);
         // SAFETY: begun by `begin_recording`.
         let graph =
             unsafe { result::stream::end_capture(self.core.stream()) }.map_err(driver("recording a step"))?;

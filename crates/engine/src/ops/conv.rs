@@ -1,3 +1,4 @@
+use super::time::{Blocks, copy_blocks};
 use super::{Backward, linear};
 use crate::cpu::{
     self, ConvShape, Epilogue, column_sums, column_sums_scratch_len, conv_forward, conv_input_gradient,
@@ -5,6 +6,7 @@ use crate::cpu::{
 };
 use crate::cuda::{Arg, Convolution, Direction, Grid, Tail};
 use crate::memory::Block;
+use crate::tape::Operand;
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// The two 3x3 convolutions there are.
@@ -106,6 +108,10 @@ impl Tape {
     ) -> Result<()> {
         let dtype = self.float();
         let (input, weight) = (self.operand(x, dtype)?, self.operand(weight, dtype)?);
+        let pixels = [x.len() / shape.inputs, 9 * shape.outputs];
+        let input = self.gpu_widen(shape, input, pixels[0])?;
+        let weight = self.gpu_widen(shape, weight, pixels[1])?;
+        let shape = &shape.widened(dtype);
         let padded = self.gpu_pad(shape, input.at)?;
         let from = padded.as_ref().map_or(input.at, Block::at);
         let conv = on_gpu(shape, dtype);
@@ -133,6 +139,22 @@ impl Tape {
         Ok(())
     }
 
+    /// Images or weights of a few channels, with zeros up to as many as tensor cores take at once.
+    fn gpu_widen(&mut self, shape: &ConvShape, x: Operand, pixels: usize) -> Result<Operand> {
+        let dtype = self.float();
+        if shape.widened(dtype).inputs == shape.inputs {
+            return Ok(x);
+        }
+        let wide = self.alloc(pixels * WIDE, dtype);
+        if let Some(gpu) = self.gpu() {
+            let tensors = [Arg::At(wide.at()), Arg::View(x.at, dtype)];
+            let args = [&tensors[..], &[Arg::U32(shape.inputs), Arg::U32(pixels)]].concat();
+            gpu.launch("widen_pixels", Grid::elements(pixels), &args)?;
+        }
+        self.release(x);
+        Ok(Operand::temporary(wide))
+    }
+
     /// For stride 2: a copy with one more row and column of zeros, since cuDNN pads both sides alike.
     fn gpu_pad(&mut self, shape: &ConvShape, x: u64) -> Result<Option<Block>> {
         if shape.stride == 1 {
@@ -147,6 +169,17 @@ impl Tape {
             gpu.launch("pad", Grid::elements(n), &[&[to, from], &sizes[..]].concat())?;
         }
         Ok(Some(padded))
+    }
+}
+
+/// Channels that tensor cores take at once.
+const WIDE: usize = 8;
+
+impl ConvShape {
+    /// The convolution that is computed for this one: with a few channels of zeros where that is faster.
+    fn widened(&self, dtype: DType) -> ConvShape {
+        let few = dtype == DType::BF16 && self.inputs < WIDE;
+        ConvShape { inputs: if few { WIDE } else { self.inputs }, ..*self }
     }
 }
 
@@ -203,15 +236,25 @@ impl Conv {
         }
         if let Some(dw) = tape.grad(self.weight) {
             let x = tape.operand(self.x, dtype)?;
-            let padded = tape.gpu_pad(&shape, x.at)?;
+            let x = tape.gpu_widen(&shape, x, self.x.len() / shape.inputs)?;
+            let wide = shape.widened(dtype);
+            let padded = tape.gpu_pad(&wide, x.at)?;
             // cuDNN writes weights in the type of the images; ours are added up in f32.
-            let narrow = tape.alloc(self.weight.len(), dtype);
+            let count = 9 * shape.outputs;
+            let narrow = tape.alloc(count * wide.inputs, dtype);
             if let Some(gpu) = tape.gpu() {
                 let from = padded.as_ref().map_or(x.at, Block::at);
-                gpu.convolve(&conv, Direction::WeightGradient, from, narrow.at(), dy.at(), false)?;
-                let (from, n) = (Arg::View(narrow.at(), dtype), self.weight.len());
-                let args = [dw.view(), from, Arg::U32(n), Arg::Flag(dw.accumulate)];
-                gpu.launch("copy", Grid::elements(n), &args)?;
+                gpu.convolve(
+                    &on_gpu(&wide, dtype),
+                    Direction::WeightGradient,
+                    from,
+                    narrow.at(),
+                    dy.at(),
+                    false,
+                )?;
+                let from = Blocks { at: narrow.at(), dtype, start: 0, stride: wide.inputs };
+                let to = Blocks { at: dw.at(), dtype: dw.dtype(), start: 0, stride: shape.inputs };
+                copy_blocks(gpu, to, from, shape.inputs, count, dw.accumulate)?;
             }
             tape.give_back(narrow);
             padded.into_iter().for_each(|block| tape.give_back(block));

@@ -58,15 +58,19 @@ impl Tape {
             let grid = Grid { blocks: (batch, 1), shared: sums.grid().shared + 16 * channels, ..sums.grid() };
             gpu.launch("group_norm_whole", grid, &args)?;
         } else if self.gpu().is_some() {
-            self.gpu_group_statistics(x, groups, epsilon, &statistics)?;
+            let parts = self.scratch(sums.len());
             if let Some(gpu) = self.gpu() {
-                let (to, statistics) = (Arg::View(out.at(), dtype), Arg::At(statistics.at()));
-                let (gain, shift) = (Arg::At(self.at(gain)), Arg::At(self.at(shift)));
                 let sizes = [sums.pixels, channels, sums.splits].map(Arg::U32);
-                let args =
-                    [&[to, self.view(x), statistics, gain, shift], &sizes[..], &[Arg::Flag(swish)]].concat();
-                gpu.launch("group_norm", sums.grid(), &args)?;
+                let args = [&[self.view(x), Arg::At(parts.at())], &sizes[..]].concat();
+                gpu.launch("group_norm_sums", sums.grid(), &args)?;
+                let (to, at) = (Arg::View(out.at(), dtype), [statistics.at(), parts.at()].map(Arg::At));
+                let (gain, shift) = (Arg::At(self.at(gain)), Arg::At(self.at(shift)));
+                let tensors = [to, at[0], self.view(x), at[1], gain, shift];
+                let rest = [Arg::U32(groups), Arg::F32(epsilon), Arg::Flag(swish)];
+                let grid = Grid { shared: 16 * channels, ..sums.grid() };
+                gpu.launch("group_norm", grid, &[&tensors[..], &sizes, &rest].concat())?;
             }
+            self.give_back(parts);
         } else {
             let mut scratch = self.scratch(batch * 2 * channels);
             let (xv, gain_v, shift_v) = (self.f32(x), self.f32(gain), self.f32(shift));
@@ -100,28 +104,6 @@ impl Tape {
             self.record(GroupNorm { x, gain, shift, swish, statistics, groups, out });
         }
         Ok(out)
-    }
-
-    fn gpu_group_statistics(
-        &mut self,
-        x: Tensor,
-        groups: usize,
-        epsilon: f32,
-        statistics: &Block,
-    ) -> Result<()> {
-        let sums = Sums::of(x);
-        let parts = self.scratch(sums.len());
-        if let Some(gpu) = self.gpu() {
-            let sizes = [sums.pixels, sums.channels, sums.splits].map(Arg::U32);
-            let args = [&[self.view(x), Arg::At(parts.at())], &sizes[..]].concat();
-            gpu.launch("group_norm_sums", sums.grid(), &args)?;
-            let (n, statistics) = (sums.batch * groups, Arg::At(statistics.at()));
-            let rest = [Arg::U32(groups), Arg::F32(epsilon), Arg::U32(n)];
-            let args = [&[self.view(x), Arg::At(parts.at()), statistics], &sizes[..], &rest].concat();
-            gpu.launch("group_norm_statistics", Grid::blocks(n.div_ceil(256)), &args)?;
-        }
-        self.give_back(parts);
-        Ok(())
     }
 }
 

@@ -26,15 +26,22 @@ fn around(shape: Shape, axis: usize) -> (usize, usize) {
 }
 
 /// Equal parts of memory on a GPU, `stride` elements apart from element `start` on.
-struct Blocks {
-    at: u64,
-    dtype: DType,
-    start: usize,
-    stride: usize,
+pub(super) struct Blocks {
+    pub at: u64,
+    pub dtype: DType,
+    pub start: usize,
+    pub stride: usize,
 }
 
 /// `count` parts of `part` elements (+)= others.
-fn copy_blocks(gpu: &Gpu, to: Blocks, from: Blocks, part: usize, count: usize, add: bool) -> Result<()> {
+pub(super) fn copy_blocks(
+    gpu: &Gpu,
+    to: Blocks,
+    from: Blocks,
+    part: usize,
+    count: usize,
+    add: bool,
+) -> Result<()> {
     let kernel = match to.dtype {
         DType::F32 | DType::BF16 => "copy_blocks",
         DType::I32 => "copy_blocks_words",

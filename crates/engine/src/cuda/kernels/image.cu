@@ -2,6 +2,26 @@
 
 // The maximum of every 2x2 block, the first of equals; n results.
 extern "C" __global__ void max_pool(View out, u8* taken, View x, u32 half_width, u32 channels, u32 n) {
+    if (channels % 4 == 0) {
+        EACH(j, n / 4) {
+            u32 i = 4 * j, c = i % channels, ox = i / channels % half_width, row = i / channels / half_width;
+            u32 line = 2 * half_width * channels, corner = row * 2 * line + 2 * ox * channels + c;
+            float4 best = get4(x, corner);
+            uchar4 index = make_uchar4(0, 0, 0, 0);
+            u32 at[3] = {corner + channels, corner + line, corner + line + channels};
+#pragma unroll
+            for (int k = 0; k < 3; k++) {
+                float4 v = get4(x, at[k]);
+                if (v.x > best.x || v.x != v.x) { best.x = v.x; index.x = k + 1; }
+                if (v.y > best.y || v.y != v.y) { best.y = v.y; index.y = k + 1; }
+                if (v.z > best.z || v.z != v.z) { best.z = v.z; index.z = k + 1; }
+                if (v.w > best.w || v.w != v.w) { best.w = v.w; index.w = k + 1; }
+            }
+            put4(out, i, best);
+            *(uchar4*)(taken + i) = index;
+        }
+        return;
+    }
     EACH(i, n) {
         size_t c = i % channels, ox = i / channels % half_width, row = i / channels / half_width;
         size_t line = (size_t)2 * half_width * channels, corner = row * 2 * line + 2 * ox * channels + c;
@@ -22,6 +42,16 @@ extern "C" __global__ void max_pool(View out, u8* taken, View x, u32 half_width,
 
 // n inputs' gradients
 extern "C" __global__ void max_pool_gradient(View dx, View dy, const u8* taken, u32 width, u32 channels, u32 n, int add) {
+    if (channels % 4 == 0) {
+        EACH(j, n / 4) {
+            u32 i = 4 * j, c = i % channels, x = i / channels % width, y = i / channels / width;
+            u32 from = ((y / 2) * (width / 2) + x / 2) * channels + c, index = (y % 2) * 2 + x % 2;
+            uchar4 t = *(const uchar4*)(taken + from);
+            float4 d = get4(dy, from);
+            put4_or_add(dx, i, make_float4(t.x == index ? d.x : 0.0f, t.y == index ? d.y : 0.0f, t.z == index ? d.z : 0.0f, t.w == index ? d.w : 0.0f), add);
+        }
+        return;
+    }
     EACH(i, n) {
         size_t c = i % channels, x = i / channels % width, y = i / channels / width;
         size_t from = ((y / 2) * (width / 2) + x / 2) * channels + c;
@@ -111,34 +141,25 @@ extern "C" __global__ void group_norm_sums(View x, float* parts, u32 pixels, u32
     });
 }
 
-// (mean, 1 / deviation) of each channel's group: statistics [B, 2, C]. One thread per image and group.
-extern "C" __global__ void group_norm_statistics(View x, const float* parts, float* statistics, u32 pixels, u32 channels, u32 splits, u32 groups, float epsilon, u32 n) {
-    EACH(i, n) {
-        size_t image = i / groups, group = i % groups;
-        u32 per = channels / groups;
+// Mean and 1 / deviation of a group from its channels' sums of x - origin and its square, in shared memory: totals [4][C] holds sum, squares, mean, inverse.
+__device__ void group_statistics(View x, size_t base, float* totals, u32 pixels, u32 channels, u32 groups, float epsilon) {
+    u32 per = channels / groups;
+    for (u32 group = threadIdx.x; group < groups; group += blockDim.x) {
         double count = (double)pixels * per, total = 0.0, squares = 0.0;
-        for (u32 c = group * per; c < (group + 1) * per; c++) {
-            double sum = 0.0;
-            for (u32 s = 0; s < splits; s++) sum += parts[((image * splits + s) * 2) * channels + c];
-            total += sum + pixels * (double)get(x, image * pixels * channels + c);
-        }
+        for (u32 c = group * per; c < (group + 1) * per; c++) total += (double)totals[c] + pixels * (double)get(x, base + c);
         double mean = total / count;
         for (u32 c = group * per; c < (group + 1) * per; c++) {
-            double sum = 0.0, square = 0.0;
-            for (u32 s = 0; s < splits; s++) {
-                sum += parts[((image * splits + s) * 2) * channels + c];
-                square += parts[((image * splits + s) * 2 + 1) * channels + c];
-            }
-            double d = (double)get(x, image * pixels * channels + c) - mean;
-            squares += square + 2.0 * d * sum + pixels * d * d;
+            double d = (double)get(x, base + c) - mean;
+            squares += totals[channels + c] + 2.0 * d * totals[c] + pixels * d * d;
         }
         double variance = squares / count;
         float inverse = (float)(1.0 / sqrt((variance > 0.0 ? variance : (variance != variance ? variance : 0.0)) + epsilon));
         for (u32 c = group * per; c < (group + 1) * per; c++) {
-            statistics[image * 2 * channels + c] = (float)mean;
-            statistics[image * 2 * channels + channels + c] = inverse;
+            totals[2 * channels + c] = (float)mean;
+            totals[3 * channels + c] = inverse;
         }
     }
+    __syncthreads();
 }
 
 // Walks the pixels of a block's share of an image. Where channels come in fours a thread keeps to its four, and `make` prepares what it
@@ -180,17 +201,31 @@ __device__ __forceinline__ float before_swish(float dy, float u, int swish) {
     return dy * p * (1.0f + u * (1.0f - p));
 }
 
-extern "C" __global__ void group_norm(View out, View x, const float* statistics, const float* gain, const float* shift, u32 pixels, u32 channels, u32 splits, int swish) {
+// Joins the sums of all blocks of the image, then normalises this block's share. Shared: four floats per channel. The first block of an image writes
+// its statistics [B, 2, C] for the gradient.
+extern "C" __global__ void group_norm(View out, float* statistics, View x, const float* parts, const float* gain, const float* shift, u32 pixels, u32 channels, u32 splits, u32 groups, float epsilon, int swish) {
+    extern __shared__ float totals[];
+    u32 image = blockIdx.x / splits;
+    for (u32 i = threadIdx.x; i < 2 * channels; i += blockDim.x) {
+        double sum = 0.0;
+        for (u32 s = 0; s < splits; s++) sum += parts[((size_t)image * splits + s) * 2 * channels + i];
+        totals[i] = (float)sum;
+    }
+    __syncthreads();
+    group_statistics(x, (size_t)image * pixels * channels, totals, pixels, channels, groups, epsilon);
+    const float* means = totals + 2 * channels;
+    if (blockIdx.x % splits == 0)
+        for (u32 i = threadIdx.x; i < 2 * channels; i += blockDim.x) statistics[(size_t)image * 2 * channels + i] = means[i];
     each_pixel(pixels, channels, splits,
-        [&](u32 image, u32 c) { return scale_and_offset(statistics, gain, shift, image, channels, c); },
+        [&](u32 image, u32 c) { return scale_and_offset(means, gain, shift, 0, channels, c); },
         [&](const Two& t, size_t at) {
             float4 v = get4(x, at), s = t.a, o = t.b;
             FOUR({ part<e>(v) = swished(part<e>(v) * part<e>(s) + part<e>(o), swish); })
             put4(out, at, v);
         },
         [&](u32 image, u32 c, size_t at) {
-            float mean = statistics[image * 2 * channels + c], scale = statistics[image * 2 * channels + channels + c] * gain[c];
-            put(out, at, swished(get(x, at) * scale + (shift[c] - mean * scale), swish));
+            float scale = means[channels + c] * gain[c];
+            put(out, at, swished(get(x, at) * scale + (shift[c] - means[c] * scale), swish));
         });
 }
 
@@ -217,23 +252,8 @@ extern "C" __global__ void group_norm_whole(View out, float* statistics, View x,
         *(float4*)(totals + i / quads * channels + 4 * (i % quads)) = total;
     }
     __syncthreads();
-    u32 per = channels / groups;
-    for (u32 group = threadIdx.x; group < groups; group += blockDim.x) {
-        double count = (double)pixels * per, total = 0.0, squares = 0.0;
-        for (u32 k = group * per; k < (group + 1) * per; k++) total += (double)totals[k] + pixels * (double)get(x, base + k);
-        double mean = total / count;
-        for (u32 k = group * per; k < (group + 1) * per; k++) {
-            double d = (double)get(x, base + k) - mean;
-            squares += totals[channels + k] + 2.0 * d * totals[k] + pixels * d * d;
-        }
-        double variance = squares / count;
-        float inverse = (float)(1.0 / sqrt((variance > 0.0 ? variance : (variance != variance ? variance : 0.0)) + epsilon));
-        for (u32 k = group * per; k < (group + 1) * per; k++) {
-            statistics[image * 2 * channels + k] = totals[2 * channels + k] = (float)mean;
-            statistics[image * 2 * channels + channels + k] = totals[3 * channels + k] = inverse;
-        }
-    }
-    __syncthreads();
+    group_statistics(x, base, totals, pixels, channels, groups, epsilon);
+    for (u32 i = threadIdx.x; i < 2 * channels; i += blockDim.x) statistics[(size_t)image * 2 * channels + i] = totals[2 * channels + i];
     float4 m = *(float4*)(totals + 2 * channels + c), r = *(float4*)(totals + 3 * channels + c);
     float4 g = *(const float4*)(gain + c), h = *(const float4*)(shift + c);
     FOUR({ part<e>(g) *= part<e>(r); part<e>(h) -= part<e>(m) * part<e>(g); })
@@ -432,5 +452,14 @@ extern "C" __global__ void crop(View out, View x, u32 height, u32 width, u32 cha
     EACH(i, n) {
         size_t c = i % channels, ox = i / channels % width, oy = i / channels / width % height, b = i / channels / width / height;
         put_or_add(out, i, get(x, ((b * x_height + oy) * x_width + ox) * channels + c), add);
+    }
+}
+
+// Pixels of few channels with zeros up to eight: 16 bytes each in bf16.
+extern "C" __global__ void widen_pixels(u16* out, View x, u32 channels, u32 pixels) {
+    EACH(i, pixels) {
+        u32 words[4] = {0, 0, 0, 0};
+        for (u32 c = 0; c < channels; c++) words[c / 2] |= (u32)narrow(get(x, i * channels + c)) << (16 * (c % 2));
+        *(uint4*)(out + 8 * i) = make_uint4(words[0], words[1], words[2], words[3]);
     }
 }
