@@ -154,8 +154,7 @@ impl Dreamer {
                 let end = tape.sample(end, 1.0)?;
                 tape.store_step(&trajectories.ends, t, end)?;
                 if !last {
-                    let next = next_frame(tape, agent, memory, thought)?;
-                    tape.store(tokens, 0, next)?;
+                    next_frame(tape, agent, memory, thought, tokens)?;
                 }
                 Ok(())
             })?;
@@ -238,16 +237,20 @@ fn step_of(tape: &mut Tape, x: Tensor, t: usize) -> Result<Tensor> {
     tape.reshape(step, engine::Shape::try_from(dims.as_slice())?)
 }
 
-/// Samples the K tokens of the next frame one after the other, each from what came before, and remembers all of them.
-fn next_frame(tape: &mut Tape, agent: &Agent, memory: &mut Memory, mut thought: Tensor) -> Result<Tensor> {
+/// Samples the K tokens of the next frame one after the other into `next`, each from what came before, and remembers all of them.
+fn next_frame(
+    tape: &mut Tape,
+    agent: &Agent,
+    memory: &mut Memory,
+    mut thought: Tensor,
+    next: &Buffer,
+) -> Result<()> {
     let batch = thought.dims()[0];
-    let mut tokens = Vec::with_capacity(agent.world_model.tokens);
-    for _ in 0..agent.world_model.tokens {
+    for i in 0..agent.world_model.tokens {
         let logits = agent.world_model.next_token(tape, thought)?;
-        let token = tape.sample(logits, 1.0)?;
+        let token = tape.sample_into(logits, 1.0, next, i)?;
         let token = tape.reshape(token, [batch, 1])?;
-        tokens.push(token);
         thought = agent.world_model.see_tokens(tape, memory, token)?;
     }
-    tape.concat(&tokens, 1)
+    Ok(())
 }

@@ -2,7 +2,7 @@ use super::Backward;
 use crate::cpu::{math, multiversion};
 use crate::cuda::{Arg, Grid};
 use crate::rng::open_unit;
-use crate::{DType, Error, Result, Tape, Tensor};
+use crate::{Buffer, DType, Error, Result, Tape, Tensor};
 
 /// Log-probability of given choices.
 pub(crate) struct LogProb {
@@ -19,6 +19,8 @@ pub(crate) struct Entropy {
     probabilities: Tensor,
     out: Tensor,
 }
+
+const SAMPLE: &str = "sample";
 
 impl Tape {
     /// log softmax(logits)[choice]: logits [.., A], choices [..] -> [..]
@@ -100,22 +102,61 @@ impl Tape {
 
     /// One draw per row from softmax(logits / temperature): logits [.., A] -> i32 [..]. Temperature 0 takes the largest.
     pub fn sample(&mut self, logits: Tensor, temperature: f32) -> Result<Tensor> {
-        const OP: &str = "sample";
-        self.check_f32(OP, &[logits])?;
-        self.check_not_empty(OP, &[logits])?;
+        self.sample_op(logits, temperature, None)
+    }
+
+    /// The same for logits [B, .., A], with the draws also written as step `t` of a buffer i32 [B, T].
+    pub fn sample_into(
+        &mut self,
+        logits: Tensor,
+        temperature: f32,
+        buffer: &Buffer,
+        t: usize,
+    ) -> Result<Tensor> {
+        let rows = logits.shape().rows();
+        let &[batch, time] = buffer.shape().dims() else {
+            return Err(Error::BadShape { op: SAMPLE, shape: buffer.shape(), rule: "the buffer is [B, T]" });
+        };
+        if buffer.dtype() != DType::I32 || batch != rows || t >= time {
+            let rule = "draws of logits [B, .., A] go to a step of an i32 buffer [B, T]";
+            return Err(Error::ShapeMismatch { op: SAMPLE, lhs: logits.shape(), rhs: buffer.shape(), rule });
+        }
+        let drawn = self.sample_op(logits, temperature, Some((buffer, t)))?;
+        if self.gpu().is_none() {
+            let flat = self.reshape(drawn, [batch])?;
+            self.store_step(buffer, t, flat)?;
+        }
+        Ok(drawn)
+    }
+
+    fn sample_op(
+        &mut self,
+        logits: Tensor,
+        temperature: f32,
+        copies: Option<(&Buffer, usize)>,
+    ) -> Result<Tensor> {
+        self.check_f32(SAMPLE, &[logits])?;
+        self.check_not_empty(SAMPLE, &[logits])?;
         if !(temperature >= 0.0 && temperature.is_finite()) {
             let value = f64::from(temperature);
-            return Err(Error::BadArgument { op: OP, name: "temperature", value, rule: "0 or more" });
+            return Err(Error::BadArgument { op: SAMPLE, name: "temperature", value, rule: "0 or more" });
         }
         let site = self.next_site();
         let (rows, actions) = (logits.shape().rows(), logits.shape().last());
         let mut out = self.alloc(rows, DType::I32);
-        if let Some(gpu) = self.gpu() {
-            let sizes = [Arg::U32(actions), Arg::F32(temperature), self.state()];
-            let site = Arg::U32(site.number() as usize);
-            let args = [&[Arg::At(out.at()), self.view(logits)], &sizes[..], &[site]].concat();
+        if self.gpu().is_some() {
+            let (mut at, mut stride) = (0, 0);
+            if let Some((buffer, t)) = copies {
+                self.writable(buffer, logits)?;
+                (at, stride) = (self.buffer_at(buffer)? + 4 * t as u64, buffer.shape().last());
+            }
+            let to = [Arg::At(out.at()), Arg::At(at), Arg::U32(stride), self.view(logits)];
+            let draw = [Arg::F32(temperature), self.state(), Arg::U32(site.number() as usize)];
             let threads = if actions > 128 { 128 } else { 32 };
-            gpu.launch("sample", Grid { threads, ..Grid::blocks(rows) }, &args)?;
+            if let Some(gpu) = self.gpu() {
+                let args = [&to[..], &[Arg::U32(actions)], &draw].concat();
+                gpu.launch("sample", Grid { threads, ..Grid::blocks(rows) }, &args)?;
+            }
             return Ok(self.push(out, logits.shape().without_last(), DType::I32, false));
         }
         let mut bits = self.alloc(rows * actions, DType::I32);

@@ -339,6 +339,7 @@ mod tests {
             (2, 8, 6, 20, 17),
             (18, 3, 2, 4, 3),
             (1, 6, 6, 66, 65),
+            (2, 5, 9, 16, 3),
         ];
         for (batch, height, width, inputs, outputs) in shapes {
             let dims: [&[usize]; 3] = [&[batch, height, width, inputs], &[outputs, 3, 3, inputs], &[outputs]];

@@ -125,7 +125,7 @@ impl Sums {
 
     /// Small enough that three launches would take longer than one block per image.
     fn fits_one_block(&self) -> bool {
-        self.pixels <= 256 && self.channels % 4 == 0 && self.channels <= 512
+        self.pixels <= 256 && self.channels.is_multiple_of(4) && self.channels <= 512
     }
 
     fn len(&self) -> usize {

@@ -403,8 +403,8 @@ __device__ __forceinline__ void take_larger(float& best, u32& index, float v, u3
     }
 }
 
-// The largest of logit + temperature * Gumbel noise, the first of equals. A block per row.
-extern "C" __global__ void sample(int* out, View logits, u32 actions, float temperature, const u32* state, u32 site) {
+// The largest of logit + temperature * Gumbel noise, the first of equals. A block per row. A copy goes to every `stride`th place of `copies`.
+extern "C" __global__ void sample(int* out, int* copies, u32 stride, View logits, u32 actions, float temperature, const u32* state, u32 site) {
     __shared__ float bests[32];
     __shared__ u32 indices[32];
     Draw draw = draw_of(state, site);
@@ -433,6 +433,7 @@ extern "C" __global__ void sample(int* out, View logits, u32 actions, float temp
     if (threadIdx.x == 0) {
         for (u32 w = 1; w < warps; w++) take_larger(best, index, bests[w], indices[w]);
         out[blockIdx.x] = (int)(index < actions ? index : 0);
+        if (copies) copies[blockIdx.x * stride] = out[blockIdx.x];
     }
 }
 
