@@ -256,17 +256,8 @@ pub struct BenchArgs {
     #[arg(value_enum)]
     pub cases: Vec<BenchCase>,
 
-    /// Worker threads; one per core if not given.
-    #[arg(long)]
-    pub threads: Option<usize>,
-
-    /// What to time it on: cpu or cuda. On a GPU batches are the paper's and the median counts.
-    #[arg(long, default_value = "cpu")]
-    pub device: String,
-
-    /// How a GPU computes: bf16 or f32.
-    #[arg(long, default_value = "bf16")]
-    pub precision: String,
+    #[command(flatten)]
+    pub device: DeviceArgs,
 
     /// On a GPU: where the time goes, kernel by kernel.
     #[arg(long)]

@@ -8,31 +8,21 @@ use agent::{
 };
 use anyhow::Result;
 use clap::ValueEnum;
-use engine::{Adam, Buffer, Device, Key, Lstm, Precision, Rng, Shape, Stepper};
+use engine::{Adam, Buffer, Device, Key, Lstm, Rng, Shape, Stepper};
 
 use crate::args::{BenchArgs, BenchCase};
 
 pub fn run(args: BenchArgs) -> Result<()> {
-    let precision = match args.precision.as_str() {
-        "bf16" => Precision::Bf16,
-        "f32" => Precision::F32,
-        other => anyhow::bail!("there is no precision `{other}`: bf16 or f32"),
-    };
-    let device = Device::named(&args.device, precision, args.threads)?;
-    let repeats = args.repeats.unwrap_or(if device.is_gpu() { 50 } else { 7 }).max(1);
-    match device.is_gpu() {
-        true => println!(
-            "iris {}, {}, {precision:?}, median of {repeats}",
-            env!("CARGO_PKG_VERSION"),
-            device.name()
-        ),
-        false => {
-            println!("iris {}, {} threads, best of {repeats}", env!("CARGO_PKG_VERSION"), device.threads())
-        }
-    }
+    let start = Instant::now();
+    let device = args.device.open()?;
+    let (gpu, words) = (device.is_gpu(), args.device.describe(&device));
+    let repeats = args.repeats.unwrap_or(if gpu { 50 } else { 7 }).max(1);
+    let which = if gpu { "median" } else { "best" };
+    println!("iris {}, {words}, {which} of {repeats}", env!("CARGO_PKG_VERSION"));
     let cases = if args.cases.is_empty() { BenchCase::value_variants().to_vec() } else { args.cases };
     for case in cases {
         forget_peak_memory();
+        device.forget_peak_memory();
         let mut bench = Bench::new(&device, repeats, args.breakdown);
         let seconds = match case {
             BenchCase::Tokenizer => bench.tokenizer(None)?,
@@ -52,9 +42,25 @@ pub fn run(args: BenchArgs) -> Result<()> {
         let name = case.to_possible_value().map_or(String::new(), |v| v.get_name().to_string());
         let memory = device.memory().map(|(_, peak)| peak).or_else(peak_memory);
         let memory = memory.map_or("       -".into(), |bytes| format!("{:5} MiB", bytes >> 20));
-        println!("{name:<22} {:8.3} ms   {memory}", 1e3 * seconds);
+        let reference = reference(case).filter(|_| gpu);
+        let reference = reference.map_or(String::new(), |ms| format!("   reference release {ms} ms"));
+        println!("{name:<22} {:8.3} ms   {memory}{reference}", 1e3 * seconds);
+        if let Some(first) = bench.first.filter(|_| gpu) {
+            println!("  the first step was over {:.1} s after the start", (first - start).as_secs_f64());
+        }
     }
     Ok(())
+}
+
+/// Milliseconds of the authors' release on an H200, where somebody measured them.
+fn reference(case: BenchCase) -> Option<f64> {
+    match case {
+        BenchCase::TokenizerPerceptual => Some(134.0),
+        BenchCase::WorldModel => Some(121.0),
+        BenchCase::Behaviour => Some(3100.0),
+        BenchCase::Decode => Some(8.17),
+        _ => None,
+    }
 }
 
 /// Every game this program was built with.
@@ -75,6 +81,8 @@ struct Bench {
     stepper: Stepper,
     repeats: usize,
     breakdown: bool,
+    /// When the first step was over.
+    first: Option<Instant>,
     rng: Rng,
 }
 
@@ -87,6 +95,7 @@ impl Bench {
             stepper: Stepper::new(device, key),
             repeats: repeats.max(1),
             breakdown,
+            first: None,
             rng: Rng::new(key),
         }
     }
@@ -109,6 +118,7 @@ impl Bench {
             let start = Instant::now();
             step(self)?;
             self.device.synchronise()?;
+            self.first.get_or_insert_with(Instant::now);
             if run >= warm_up {
                 seconds.push(start.elapsed().as_secs_f64());
             }

@@ -201,6 +201,13 @@ impl Device {
         self.gpu().map(Gpu::free_memory)
     }
 
+    /// Lets the most that was in use be what is in use now.
+    pub fn forget_peak_memory(&self) {
+        if let Some(gpu) = self.gpu() {
+            gpu.forget_peak_memory();
+        }
+    }
+
     /// (bytes of the GPU in use by this process's buffers and steps, the most there were)
     pub fn memory(&self) -> Option<(usize, usize)> {
         self.gpu().map(Gpu::memory)

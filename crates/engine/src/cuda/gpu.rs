@@ -248,6 +248,10 @@ impl Gpu {
         (self.core.used.load(Ordering::Relaxed), self.core.peak.load(Ordering::Relaxed))
     }
 
+    pub fn forget_peak_memory(&self) {
+        self.core.peak.store(self.core.used.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
     /// Bytes nobody uses.
     pub fn free_memory(&self) -> usize {
         self.enter().ok().and_then(|()| result::mem_get_info().ok()).map_or(0, |(free, _)| free)
