@@ -2,7 +2,7 @@
 
 use engine::{Buffer, Device, Key, Lstm, Result, Stepper, Tape, Tensor};
 
-use crate::{Agent, Memory};
+use crate::{Agent, Memory, mix};
 
 /// Rolls dreams out, `batch` at a time. Each imagined step is one step of the engine: nothing goes through the host in between.
 pub struct Dreamer {
@@ -222,7 +222,6 @@ fn step_number(agent: &Agent, t: usize, position: usize, acting: Acting) -> u64 
         Acting::Policy { temperature } => u64::from(temperature.to_bits()),
         Acting::Given(_) => u64::MAX,
     };
-    let mix = |h: u64, x: u64| (h ^ x).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
     [t as u64, position as u64, acting].into_iter().fold(agent.identity(), mix)
 }
 

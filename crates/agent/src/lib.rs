@@ -62,6 +62,12 @@ impl Agent {
 
     /// A number that no other living agent has: what recorded steps over its networks depend on.
     pub(crate) fn identity(&self) -> u64 {
-        self.world_model.network.params.values().identity()
+        let networks = [&self.tokenizer.network, &self.world_model.network, &self.actor_critic.network];
+        networks.into_iter().fold(0, |h, network| mix(h, network.params.values().identity()))
     }
+}
+
+/// Joins numbers into one that depends on all of them and their order.
+pub(crate) fn mix(h: u64, x: u64) -> u64 {
+    (h ^ x).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29)
 }

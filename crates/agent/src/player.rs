@@ -3,7 +3,7 @@
 use engine::{Buffer, Device, Key, Lstm, Result, Stepper};
 use envs::{EnvError, Game, Purpose, VectorEnv};
 
-use crate::Agent;
+use crate::{Agent, mix};
 
 /// Plays several games side by side with one policy.
 pub struct Player {
@@ -47,7 +47,7 @@ impl Player {
     pub fn act(&mut self, agent: &Agent, frames: &[u8], temperature: f32) -> Result<Vec<i32>> {
         self.frames.write(frames)?;
         let Player { stepper, frames, hidden, cell, actions, .. } = self;
-        let id = ("act", agent.identity() ^ u64::from(temperature.to_bits()) << 32);
+        let id = ("act", mix(agent.identity(), u64::from(temperature.to_bits())));
         stepper.infer_recorded(id, |tape| -> Result<()> {
             let seen = tape.buffer(frames)?;
             let (_, seen) = agent.tokenizer.reconstruct(tape, seen)?;

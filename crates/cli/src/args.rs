@@ -247,7 +247,7 @@ pub struct ExportArgs {
 
 /// Time the paper-size networks and the games on this machine.
 ///
-/// Prints one line for each step at paper size: the best of several runs, and the most memory the process held.
+/// Prints one line for each step at paper size: the best of several runs and the most memory the process held; on a GPU the median, and the most of its memory.
 ///
 /// `scripts/bench_pytorch.py` prints the same lines for PyTorch. Run both with nothing else running.
 #[derive(clap::Args)]

@@ -13,7 +13,7 @@ use engine::{Adam, Buffer, Device, Key, Lstm, Rng, Shape, Stepper};
 use crate::args::{BenchArgs, BenchCase};
 
 pub fn run(args: BenchArgs) -> Result<()> {
-    let start = Instant::now();
+    let mut start = Some(Instant::now());
     let device = args.device.open()?;
     let (gpu, words) = (device.is_gpu(), args.device.describe(&device));
     let repeats = args.repeats.unwrap_or(if gpu { 50 } else { 7 }).max(1);
@@ -45,7 +45,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
         let reference = reference(case).filter(|_| gpu);
         let reference = reference.map_or(String::new(), |ms| format!("   reference release {ms} ms"));
         println!("{name:<22} {:8.3} ms   {memory}{reference}", 1e3 * seconds);
-        if let Some(first) = bench.first.filter(|_| gpu) {
+        if let (Some(first), Some(start), true) = (bench.first, start.take(), gpu) {
             println!("  the first step was over {:.1} s after the start", (first - start).as_secs_f64());
         }
     }
@@ -123,7 +123,7 @@ impl Bench {
                 seconds.push(start.elapsed().as_secs_f64());
             }
         }
-        if self.breakdown {
+        if self.breakdown && self.device.is_gpu() {
             let device = self.device.clone();
             print_breakdown(&device.trace(|| step(self))?);
         }

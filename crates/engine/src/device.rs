@@ -174,6 +174,11 @@ impl Device {
         }
     }
 
+    /// Bytes of an activation.
+    pub fn float_size(&self) -> usize {
+        self.float().size()
+    }
+
     /// Waits until everything asked for is done, and reports what went wrong on the way.
     pub fn synchronise(&self) -> Result<()> {
         self.gpu().map_or(Ok(()), Gpu::synchronise)

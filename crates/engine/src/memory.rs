@@ -62,6 +62,11 @@ impl Block {
         }
     }
 
+    /// Whether it was taken out and never put back: a step failed in between.
+    pub fn is_lost(&self) -> bool {
+        self.lines.is_empty() && self.device.is_none()
+    }
+
     fn capacity(&self) -> usize {
         self.device.as_ref().map_or(self.lines.len() * 64, DeviceMemory::bytes)
     }
@@ -113,7 +118,11 @@ impl Arena {
     /// A block of `bytes` bytes with unspecified contents. Debug builds fill it with 0xFF (NaN as f32, -1 as i32), so that a
     /// kernel that forgets an element is found by the tests.
     pub fn take(&mut self, bytes: usize, gpu: Option<&Gpu>) -> Block {
-        let capacity = bytes.next_multiple_of(if gpu.is_some() { 256 } else { 64 });
+        // A GPU has no memory of no bytes, and must not be asked for new memory while a step is recorded.
+        let capacity = match gpu {
+            Some(_) => bytes.max(1).next_multiple_of(256),
+            None => bytes.next_multiple_of(64),
+        };
         let mut block = match self.free.get_mut(&capacity).and_then(Vec::pop) {
             Some(block) => block,
             None => {
@@ -124,7 +133,7 @@ impl Arena {
         block.bytes = bytes;
         if cfg!(debug_assertions) {
             match gpu {
-                Some(gpu) => gpu.fill_bytes(block.at(), 0xFF, bytes),
+                Some(gpu) => gpu.fill_bytes(block.at(), 0xFF, capacity),
                 None => block.all_mut::<u8>().fill(0xFF),
             }
         }

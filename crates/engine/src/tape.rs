@@ -102,6 +102,10 @@ impl Stepper {
         let result = device.install(|| step(&mut *tape));
         tape.reset();
         tape.key.step += 1;
+        if result.is_err() {
+            // Recordings may use memory that the failed step has lost.
+            self.recorded.clear();
+        }
         result
     }
 
@@ -114,34 +118,44 @@ impl Stepper {
     ) -> Result<(), E> {
         let device = self.tape.device.clone();
         let Some(gpu) = device.gpu() else { return self.run(step) };
-        match self.recorded.get(&id) {
-            None => {
-                self.run(step)?;
-                self.recorded.insert(id, Recording::Warm);
-                return Ok(());
-            }
-            Some(Recording::Ready { graph, .. }) if !gpu.traces() => {
-                self.tape.prepare();
-                graph.launch()?;
-            }
-            Some(_) => {
-                self.tape.prepare();
-                gpu.begin_recording()?;
-                let result = step(&mut self.tape);
-                let slots = self.tape.bound.iter().map(|bound| bound.slot.clone()).collect();
-                self.tape.reset();
-                let graph = gpu.end_recording();
-                result?;
-                let graph = graph?;
-                graph.launch()?;
-                if gpu.traces() {
-                    gpu.synchronise()?;
-                } else {
-                    self.recorded.insert(id, Recording::Ready { graph, _slots: slots });
-                }
+        if !self.recorded.contains_key(&id) {
+            self.run(step)?;
+            self.recorded.insert(id, Recording::Warm);
+            return Ok(());
+        }
+        self.tape.prepare();
+        let done = match self.recorded.get(&id) {
+            Some(Recording::Ready { graph, .. }) if !gpu.traces() => graph.launch().map_err(E::from),
+            _ => self.record(gpu, id, step),
+        };
+        self.tape.key.step += 1;
+        if done.is_err() {
+            self.recorded.clear();
+        }
+        done
+    }
+
+    /// Records a step that ran before, and runs the recording.
+    fn record<E: From<Error>>(
+        &mut self,
+        gpu: &Gpu,
+        id: StepId,
+        step: impl FnOnce(&mut Tape) -> Result<(), E>,
+    ) -> Result<(), E> {
+        gpu.begin_recording()?;
+        let result = step(&mut self.tape);
+        let slots = self.tape.bound.iter().map(|bound| bound.slot.clone()).collect();
+        self.tape.reset();
+        let graph = gpu.end_recording();
+        result?;
+        let graph = graph?;
+        graph.launch()?;
+        match gpu.traces() {
+            true => gpu.synchronise()?,
+            false => {
+                self.recorded.insert(id, Recording::Ready { graph, _slots: slots });
             }
         }
-        self.tape.key.step += 1;
         Ok(())
     }
 
@@ -306,7 +320,12 @@ impl Tape {
                 self.arena.give_back(block);
             }
         }
-        for bound in self.bound.drain(..) {
+        for mut bound in self.bound.drain(..) {
+            // What a failed op had taken out is gone; its owner gets zeros.
+            let bytes = bound.slot.shape.len() * bound.slot.dtype.size();
+            if bytes > 0 && bound.block.is_lost() {
+                bound.block = Block::zeroed(bytes, self.device.gpu());
+            }
             bound.slot.put(bound.block);
         }
         self.records.clear();
@@ -597,6 +616,15 @@ impl Tape {
         tensors.iter().try_for_each(|&t| self.check(op, t, DType::F32))
     }
 
+    /// For tensors that kernels read as f32 whatever the activations are: parameters of norms, biases, losses.
+    pub(crate) fn check_exact(&self, op: &'static str, tensors: &[Tensor]) -> Result<()> {
+        self.check_f32(op, tensors)?;
+        match tensors.iter().find(|t| t.dtype != DType::F32) {
+            None => Ok(()),
+            Some(t) => Err(Error::DTypeMismatch { op, expected: DType::F32, got: t.dtype }),
+        }
+    }
+
     /// Refuses tensors without elements: no op has a meaning for them.
     pub(crate) fn check_not_empty(&self, op: &'static str, tensors: &[Tensor]) -> Result<()> {
         match tensors.iter().find(|t| t.shape.is_empty()) {
@@ -695,7 +723,7 @@ impl Tape {
     /// the same step must be computed after this call.
     pub fn backward(&mut self, loss: Tensor) -> Result<()> {
         const OP: &str = "backward";
-        self.check_f32(OP, &[loss])?;
+        self.check_exact(OP, &[loss])?;
         if loss.len() != 1 {
             return Err(Error::BadShape { op: OP, shape: loss.shape, rule: "a loss is a single number" });
         }

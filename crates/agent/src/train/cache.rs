@@ -48,7 +48,8 @@ impl Cache {
         let (size, k) = (agent.config.tokenizer.frame_size, agent.config.tokenizer.tokens());
         let pixels = size * size * 3;
         // The steppers and the networks' steps need memory as well.
-        let fits = |free: usize| steps.saturating_mul(3 * pixels + 4 * k) < free / 2;
+        let row = pixels * (1 + device.float_size()) + 4 * k;
+        let fits = |free: usize| steps.saturating_mul(row) < free / 2;
         let kept = match device.free_memory().is_some_and(fits) {
             false => Kept::Host { tokens: HashMap::new(), reconstructions: HashMap::new() },
             true => Kept::Gpu(Tables {
@@ -70,6 +71,17 @@ impl Cache {
             tokens_out: device.buffer::<i32>("encoded tokens", [CHUNK, k]),
             rendered: device.buffer::<f32>("decoded frames", [CHUNK, size, size, 3]),
             kept,
+        }
+    }
+
+    /// Before an epoch: tables whose rows two records of the replay would share are given up for the host's memory.
+    pub fn check_room(&mut self, replay: &Replay) {
+        let table = replay.table();
+        let oldest = table.episodes.first().map_or(table.records, |episode| episode.start);
+        if matches!(&self.kept, Kept::Gpu(tables) if table.records - oldest > tables.capacity) {
+            self.kept = Kept::Host { tokens: HashMap::new(), reconstructions: HashMap::new() };
+            self.stepper.forget("encode");
+            self.stepper.forget("decode");
         }
     }
 

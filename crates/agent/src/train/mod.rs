@@ -20,7 +20,7 @@ pub use run::{Damaged, Run, RunError};
 
 use crate::player::episode_seed;
 use crate::replay::{Record, Replay, ReplayError, Segment};
-use crate::{Acting, Agent, CheckpointError, Dreamer, Perceptual, PlayError, Player, WorldModelBatch};
+use crate::{Acting, Agent, CheckpointError, Dreamer, Perceptual, PlayError, Player, WorldModelBatch, mix};
 use cache::Cache;
 
 #[derive(Debug, thiserror::Error)]
@@ -285,19 +285,21 @@ impl Trainer {
     }
 
     fn update_tokenizer(&mut self, observer: &mut dyn Observer, means: &mut Means) -> Result<()> {
+        self.cache.check_room(&self.replay);
         let config = self.config.tokenizer.clone();
         let updates = config.schedule.updates_in(self.epoch);
         let mut rng = Rng::new(self.key(Stream::TokenizerBatches));
         self.stepper.set_key(self.key(Stream::Tokenizer));
         let adam = self.adam(&config.schedule, 0.0);
         self.tokenizer_losses.begin()?;
+        let id = self.step("tokenizer", &adam);
         for update in 0..updates {
             let records: Vec<usize> =
                 (0..config.schedule.batch).map(|_| self.replay.sample_step(&mut rng)).collect();
             self.cache.load_frames(&self.replay, &records, &self.batches.frames)?;
             let (tokenizer, perceptual) = (&self.agent.tokenizer, self.perceptual.as_ref());
             let (input, sums) = (&self.batches.frames, &mut self.tokenizer_losses);
-            self.stepper.run_recorded(step("tokenizer", &adam), |tape| -> engine::Result<_> {
+            self.stepper.run_recorded(id, |tape| -> engine::Result<_> {
                 let x = tape.buffer(input)?;
                 let x = crate::tokenizer::from_bytes(tape, x)?;
                 let losses = tokenizer.loss(tape, x, perceptual, config.squared_weight)?;
@@ -321,6 +323,7 @@ impl Trainer {
         self.stepper.set_key(self.key(Stream::WorldModel));
         let adam = self.adam(&config.schedule, config.weight_decay);
         self.world_model_losses.begin()?;
+        let id = self.step("world model", &adam);
         for update in 0..updates {
             let steps = self.config.agent.world_model.steps;
             let segments: Vec<Segment> =
@@ -328,7 +331,7 @@ impl Trainer {
             self.fill_world_model_batch(&segments, steps)?;
             let (model, batches) = (&self.agent.world_model, &self.batches);
             let sums = &mut self.world_model_losses;
-            self.stepper.run_recorded(step("world model", &adam), |tape| -> engine::Result<_> {
+            self.stepper.run_recorded(id, |tape| -> engine::Result<_> {
                 let batch = WorldModelBatch {
                     tokens: tape.buffer(&batches.tokens)?,
                     actions: tape.buffer(&batches.actions)?,
@@ -383,6 +386,7 @@ impl Trainer {
         let adam = self.adam(&config.schedule, 0.0);
         let returns = config.returns;
         self.behaviour_losses.begin()?;
+        let id = self.step("behaviour", &adam);
         for update in 0..updates {
             let segments: Vec<Segment> = (0..config.schedule.batch)
                 .map(|_| self.replay.sample_ending(&mut rng, config.burn_in + 1))
@@ -391,7 +395,7 @@ impl Trainer {
             let dreamt = self.dreamer.dream(&self.agent, Acting::Policy { temperature: 1.0 })?;
             let policy = &self.agent.actor_critic;
             let sums = &mut self.behaviour_losses;
-            self.stepper.run_recorded(step("behaviour", &adam), |tape| -> engine::Result<_> {
+            self.stepper.run_recorded(id, |tape| -> engine::Result<_> {
                 let frames = tape.buffer(&dreamt.frames)?;
                 let state = Lstm { hidden: tape.buffer(&dreamt.hidden)?, cell: tape.buffer(&dreamt.cell)? };
                 let output = policy.follow(tape, frames, state)?;
@@ -460,6 +464,12 @@ impl Trainer {
         }
     }
 
+    /// A training step as a device may record it: these networks with these settings.
+    fn step(&self, name: &'static str, adam: &Adam) -> StepId {
+        let settings = format!("{adam:?} {:?}", self.config);
+        (name, settings.bytes().fold(self.agent.identity(), |h, byte| mix(h, u64::from(byte))))
+    }
+
     /// A learning rate that changes from epoch to epoch makes recordings of its step useless.
     fn finish_updates(&mut self, name: &'static str, schedule: &Schedule) {
         if schedule.final_learning_rate > 0.0 {
@@ -513,9 +523,4 @@ fn replay_rows(config: &TrainConfig) -> usize {
     let frame_bytes = config.agent.tokenizer.frame_size.pow(2) * 3;
     let kept = config.replay.steps(Replay::step_bytes(frame_bytes));
     config.collection.steps.saturating_mul(config.collection.epochs).min(kept + kept / 4).max(1)
-}
-
-/// A training step as a device may record it: with this learning rate.
-fn step(name: &'static str, adam: &Adam) -> StepId {
-    (name, u64::from(adam.learning_rate.to_bits()))
 }

@@ -311,8 +311,8 @@ impl Gpu {
     /// (what ran, seconds), in order.
     pub fn end_trace(&self) -> Result<Vec<(String, f64)>> {
         self.tracing.store(false, Ordering::Relaxed);
-        self.core.wait()?;
         let trace = self.trace.lock().ok().and_then(|mut trace| trace.take()).unwrap_or_default();
+        self.core.wait()?;
         let mut times = Vec::with_capacity(trace.len());
         for (name, start, end) in trace {
             // SAFETY: events that were recorded in `timed`, and are over.
@@ -356,6 +356,7 @@ impl Gpu {
     }
 
     fn launch_now(&self, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
+        check_sizes(kernel, args)?;
         let function = self.module.function(kernel)?;
         let mut words: Vec<[u64; 2]> = args.iter().map(|arg| pack(*arg)).collect();
         let mut pointers = pointers(&mut words);
@@ -502,14 +503,16 @@ impl Gpu {
         // SAFETY: begun by `begin_recording`.
         let graph =
             unsafe { result::stream::end_capture(self.core.stream()) }.map_err(driver("recording a step"))?;
-        self.core.check()?;
         // SAFETY: a graph that was just recorded; its executable form does not need it any more.
         let exec = unsafe {
             let exec = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
             let _ = result::graph::destroy(graph);
             exec
         };
-        Ok(Graph { exec: exec.map_err(driver("preparing a recorded step"))?, core: self.core.clone() })
+        let graph =
+            Graph { exec: exec.map_err(driver("preparing a recorded step"))?, core: self.core.clone() };
+        self.core.check()?;
+        Ok(graph)
     }
 }
 
@@ -521,6 +524,17 @@ fn lock<T>(mutex: &Mutex<T>) -> Result<std::sync::MutexGuard<'_, T>> {
 /// Where the driver finds each argument.
 fn pointers(words: &mut [[u64; 2]]) -> Vec<*mut c_void> {
     words.iter_mut().map(|word| std::ptr::from_mut(word).cast()).collect()
+}
+
+/// Kernels count elements in 32 bits.
+fn check_sizes(kernel: &'static str, args: &[Arg]) -> Result<()> {
+    match args.iter().any(|arg| matches!(arg, Arg::U32(n) if *n > i32::MAX as usize)) {
+        false => Ok(()),
+        true => {
+            let reason = "a tensor has more than two billion elements; use smaller batches".into();
+            Err(Error::Gpu { what: kernel, reason })
+        }
+    }
 }
 
 /// An argument as the driver reads it: its bytes first.

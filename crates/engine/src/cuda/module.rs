@@ -1,7 +1,7 @@
 //! Our kernels: compiled once per machine and kept between runs.
 
 use std::ffi::CString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cudarc::driver::{result, sys};
 use cudarc::nvrtc;
@@ -36,20 +36,18 @@ impl Module {
         let source = SOURCES.concat();
         // Hopper's own instructions need the name with an "a", which runs on that chip alone.
         let target = format!("sm_{major}{minor}{}", if (major, minor) == (9, 0) { "a" } else { "" });
-        let kept = kept_at(&source, &target);
-        let image = match kept.as_ref().and_then(|path| std::fs::read(path).ok()) {
-            Some(image) => image,
+        let path = kept_at(&source, &target);
+        let kept = path.as_ref().and_then(|path| read_kept(path)).and_then(|image| load(&image).ok());
+        let module = match kept {
+            Some(module) => module,
             None => {
                 let image = compile(&source, &target)?;
-                if let Some(path) = kept {
+                if let Some(path) = path {
                     keep(&path, &image);
                 }
-                image
+                load(&image)?
             }
         };
-        // SAFETY: a whole image of machine code, which the driver checks and copies.
-        let module =
-            unsafe { result::module::load_data(image.as_ptr().cast()) }.map_err(driver("loading kernels"))?;
         Ok(Module { module, functions: Functions::default(), chained: Functions::default() })
     }
 
@@ -103,6 +101,12 @@ impl Drop for Module {
     }
 }
 
+/// Loads an image that was just compiled, or that is what was kept of one.
+fn load(image: &[u8]) -> Result<sys::CUmodule> {
+    // SAFETY: a whole image of machine code, which the driver checks and copies.
+    unsafe { result::module::load_data(image.as_ptr().cast()) }.map_err(driver("loading kernels"))
+}
+
 fn compile(source: &str, target: &str) -> Result<Vec<u8>> {
     let failed = |reason: String| Error::Gpu { what: "compiling kernels", reason };
     let text = CString::new(source).map_err(|e| failed(e.to_string()))?;
@@ -131,18 +135,50 @@ fn compile(source: &str, target: &str) -> Result<Vec<u8>> {
 fn kept_at(source: &str, target: &str) -> Option<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
-    let hash = source
-        .bytes()
-        .fold(0xCBF2_9CE4_8422_2325u64, |h, byte| (h ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3));
+    let hash = hash(source.as_bytes());
     Some(cache.join("iris").join(format!("kernels-{target}-{hash:016x}.cubin")))
 }
 
+/// FNV-1a.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xCBF2_9CE4_8422_2325, |h, byte| (h ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01B3))
+}
+
+/// The image that was kept, if the file holds all of it: its hash, then itself.
+fn read_kept(path: &Path) -> Option<Vec<u8>> {
+    let file = std::fs::read(path).ok()?;
+    let (start, image) = file.split_at_checked(8)?;
+    (start == hash(image).to_le_bytes()).then(|| image.to_vec())
+}
+
 /// Keeps an image for the next run, or not: it can always be made again.
-fn keep(path: &std::path::Path, image: &[u8]) {
+fn keep(path: &Path, image: &[u8]) {
     let Some(folder) = path.parent() else { return };
     let whole = path.with_extension(format!("{}.part", std::process::id()));
-    let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&whole, image));
+    let file = [&hash(image).to_le_bytes(), image].concat();
+    let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&whole, file));
     if written.and_then(|()| std::fs::rename(&whole, path)).is_err() {
         let _ = std::fs::remove_file(&whole);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_of_a_kept_image_is_not_used() {
+        let path = std::env::temp_dir().join(format!("iris-kernels-{}", std::process::id()));
+        keep(&path, b"machine code");
+        assert_eq!(read_kept(&path).as_deref(), Some(&b"machine code"[..]));
+        let file = std::fs::read(&path).unwrap();
+        for cut in [0, 5, 8, file.len() - 1] {
+            std::fs::write(&path, &file[..cut]).unwrap();
+            assert_eq!(read_kept(&path), None, "{cut} bytes");
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(read_kept(&path), None);
     }
 }

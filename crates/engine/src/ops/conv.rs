@@ -61,7 +61,8 @@ impl Tape {
         residual: Option<Tensor>,
         relu: bool,
     ) -> Result<Tensor> {
-        self.check_f32(OP, &[x, weight, bias])?;
+        self.check_f32(OP, &[x, weight])?;
+        self.check_exact(OP, &[bias])?;
         self.check_not_empty(OP, &[x, weight])?;
         let shape = conv_shape(x, weight, stride)?;
         if bias.dims() != [shape.outputs] {

@@ -30,7 +30,8 @@ impl Tape {
         epsilon: f32,
         swish: bool,
     ) -> Result<Tensor> {
-        self.check_f32(OP, &[x, gain, shift])?;
+        self.check_f32(OP, &[x])?;
+        self.check_exact(OP, &[gain, shift])?;
         self.check_not_empty(OP, &[x])?;
         let &[batch, height, width, channels] = x.dims() else {
             return Err(Error::BadShape { op: OP, shape: x.shape(), rule: "x is [B, H, W, C]" });

@@ -69,7 +69,7 @@ impl Tape {
         }
         let shape = x.shape().with_last(n);
         if let Some(bias) = bias {
-            self.check_f32(OP, &[bias])?;
+            self.check_exact(OP, &[bias])?;
             if bias.dims() != [n] {
                 let rule = "the bias is [O] for a weight [O, I]";
                 return Err(Error::ShapeMismatch { op: OP, lhs: weight.shape(), rhs: bias.shape(), rule });

@@ -31,7 +31,8 @@ impl Tape {
     /// weight [4H, H] and bias [4H] are the hidden state's. Gates in the order input, forget, cell, output:
     /// c' = f * c + i * g, h' = o * tanh(c').
     pub fn lstm_cell(&mut self, gates: Tensor, state: Lstm, weight: Tensor, bias: Tensor) -> Result<Lstm> {
-        self.check_f32(OP, &[gates, state.hidden, state.cell, weight, bias])?;
+        self.check_f32(OP, &[gates, state.hidden, state.cell, weight])?;
+        self.check_exact(OP, &[bias])?;
         self.check_not_empty(OP, &[state.hidden])?;
         let &[batch, width] = state.hidden.dims() else {
             return Err(Error::BadShape { op: OP, shape: state.hidden.shape(), rule: "the state is [B, H]" });

@@ -33,7 +33,8 @@ impl Tape {
         weights: Tensor,
         dropout: f32,
     ) -> Result<Tensor> {
-        self.check_f32(OP, &[a, b, weights])?;
+        self.check_f32(OP, &[a, b])?;
+        self.check_exact(OP, &[weights])?;
         super::dropout::check_rate(OP, dropout)?;
         if a.shape() != b.shape() || a.shape().rank() != 4 || a.len() == 0 {
             let rule = "both are [B, H, W, C]";

@@ -29,7 +29,8 @@ impl Tape {
     /// Replaces each row of y by the nearest codebook entry (squared Euclidean distance, the first of equals): y [.., D],
     /// codebook [N, D].
     pub fn quantise(&mut self, y: Tensor, codebook: Tensor, beta: f32) -> Result<Quantised> {
-        self.check_f32(OP, &[y, codebook])?;
+        self.check_f32(OP, &[y])?;
+        self.check_exact(OP, &[codebook])?;
         let &[entries, width] = codebook.dims() else {
             return Err(Error::BadShape { op: OP, shape: codebook.shape(), rule: "a codebook is [N, D]" });
         };
