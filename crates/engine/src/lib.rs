@@ -51,6 +51,7 @@ mod optim;
 mod params;
 mod rng;
 mod shape;
+mod stepper;
 mod tape;
 
 #[cfg(test)]
@@ -66,4 +67,5 @@ pub use optim::Adam;
 pub use params::{Init, Param, ParamSpec, Params, ParamsBuilder};
 pub use rng::{Key, Rng};
 pub use shape::Shape;
-pub use tape::{StepId, Stepper, Tape, Tensor};
+pub use stepper::{StepId, Stepper};
+pub use tape::{Tape, Tensor};

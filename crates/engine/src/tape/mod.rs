@@ -1,9 +1,14 @@
 //! One step: ops run at once, record what their gradients need, and are walked backwards.
 
-use std::collections::HashMap;
+mod gpu;
+mod gradients;
+
 use std::sync::Arc;
 
-use crate::cuda::{Arg, Gpu, Graph, Grid};
+pub(crate) use gpu::Operand;
+pub(crate) use gradients::add_or_set;
+
+use crate::cuda::{Arg, Grid};
 use crate::device::{Bf16, Element, Slot, from_bf16};
 use crate::memory::{Arena, Block};
 use crate::ops::Record;
@@ -34,146 +39,6 @@ impl Tensor {
 
     pub(crate) fn len(&self) -> usize {
         self.shape.len()
-    }
-}
-
-/// Runs steps: owns the arena they allocate from and the counter that keys their randomness.
-///
-/// Inputs reach a step through [`Buffer`]s written before it, results leave it through buffers read after it; in between nothing
-/// touches the host, so a device may record the step once and replay it.
-pub struct Stepper {
-    tape: Tape,
-    recorded: HashMap<StepId, Recording>,
-}
-
-/// What makes a recorded step the same as an earlier one: its name, and a number for everything else that its computation depends on
-/// beside the contents of buffers.
-pub type StepId = (&'static str, u64);
-
-/// How far a device is with a step that is to be replayed.
-enum Recording {
-    /// It ran once: memory is taken, algorithms are chosen.
-    Warm,
-    Ready {
-        graph: Graph,
-        /// Keeps the memory that the recording uses.
-        _slots: Vec<Arc<Slot>>,
-    },
-}
-
-impl Stepper {
-    pub fn new(device: &Device, key: Key) -> Stepper {
-        Stepper { tape: Tape::new(device.clone(), key), recorded: HashMap::new() }
-    }
-
-    /// The randomness of the next step. Saving it and giving it back continues the sequence.
-    pub fn key(&self) -> Key {
-        self.tape.key
-    }
-
-    pub fn set_key(&mut self, key: Key) {
-        self.tape.key = key;
-    }
-
-    /// Bytes of the arena, which keeps every block it ever handed out: with steps of the same shapes, the most they need at once.
-    pub fn arena_bytes(&self) -> usize {
-        self.tape.arena.bytes()
-    }
-
-    /// Runs one step without gradients: parameters are constants, nothing is recorded.
-    pub fn infer<R: Send, E: Send>(
-        &mut self,
-        step: impl FnOnce(&mut Tape) -> Result<R, E> + Send,
-    ) -> Result<R, E> {
-        self.tape.recording = false;
-        let result = self.run(step);
-        self.tape.recording = true;
-        result
-    }
-
-    /// Runs one step. Its tensors are gone when it returns; the counter moves on even when it fails.
-    pub fn run<R: Send, E: Send>(
-        &mut self,
-        step: impl FnOnce(&mut Tape) -> Result<R, E> + Send,
-    ) -> Result<R, E> {
-        let tape = &mut self.tape;
-        let device = tape.device.clone();
-        tape.prepare();
-        let result = device.install(|| step(&mut *tape));
-        tape.reset();
-        tape.key.step += 1;
-        if result.is_err() {
-            // Recordings may use memory that the failed step has lost.
-            self.recorded.clear();
-        }
-        result
-    }
-
-    /// Runs one step that a device may record under `id` and replay from then on, without calling `step` again. It must compute the same
-    /// every time, up to the contents of buffers, and leave its results in buffers alone.
-    pub fn run_recorded<E: Send + From<Error>>(
-        &mut self,
-        id: StepId,
-        step: impl FnOnce(&mut Tape) -> Result<(), E> + Send,
-    ) -> Result<(), E> {
-        let device = self.tape.device.clone();
-        let Some(gpu) = device.gpu() else { return self.run(step) };
-        if !self.recorded.contains_key(&id) {
-            self.run(step)?;
-            self.recorded.insert(id, Recording::Warm);
-            return Ok(());
-        }
-        self.tape.prepare();
-        let done = match self.recorded.get(&id) {
-            Some(Recording::Ready { graph, .. }) if !gpu.traces() => graph.launch().map_err(E::from),
-            _ => self.record(gpu, id, step),
-        };
-        self.tape.key.step += 1;
-        if done.is_err() {
-            self.recorded.clear();
-        }
-        done
-    }
-
-    /// Records a step that ran before, and runs the recording.
-    fn record<E: From<Error>>(
-        &mut self,
-        gpu: &Gpu,
-        id: StepId,
-        step: impl FnOnce(&mut Tape) -> Result<(), E>,
-    ) -> Result<(), E> {
-        gpu.begin_recording()?;
-        let result = step(&mut self.tape);
-        let slots = self.tape.bound.iter().map(|bound| bound.slot.clone()).collect();
-        self.tape.reset();
-        let graph = gpu.end_recording();
-        result?;
-        let graph = graph?;
-        graph.launch()?;
-        match gpu.traces() {
-            true => gpu.synchronise()?,
-            false => {
-                self.recorded.insert(id, Recording::Ready { graph, _slots: slots });
-            }
-        }
-        Ok(())
-    }
-
-    /// Forgets recordings of this name: what they depend on has changed.
-    pub fn forget(&mut self, name: &str) {
-        self.recorded.retain(|id, _| id.0 != name);
-    }
-
-    /// [`run_recorded`](Stepper::run_recorded) without gradients.
-    pub fn infer_recorded<E: Send + From<Error>>(
-        &mut self,
-        id: StepId,
-        step: impl FnOnce(&mut Tape) -> Result<(), E> + Send,
-    ) -> Result<(), E> {
-        self.tape.recording = false;
-        let result = self.run_recorded(id, step);
-        self.tape.recording = true;
-        result
     }
 }
 
@@ -216,7 +81,7 @@ struct BoundParams {
 
 /// The record of a running step. Ops are methods; each lives in its own file under `ops`.
 pub struct Tape {
-    device: Device,
+    pub(crate) device: Device,
     arena: Arena,
     nodes: Vec<Node>,
     records: Vec<Record>,
@@ -225,64 +90,18 @@ pub struct Tape {
     bound: Vec<Bound>,
     params: Vec<BoundParams>,
     generation: u64,
-    key: Key,
+    pub(crate) key: Key,
     sites: u32,
     /// Whether parameters ask for gradients in this step.
-    recording: bool,
+    pub(crate) recording: bool,
     /// Nodes there were at the last backward pass: what came before has no record any more.
     walked: usize,
     /// On a GPU: the key of the step's random numbers, as its kernels read it.
     state: Option<Block>,
 }
 
-/// A tensor's values in the type an op wants them in.
-pub(crate) struct Operand {
-    pub at: u64,
-    temporary: Option<Block>,
-}
-
-impl Operand {
-    /// Values that somebody else owns.
-    pub fn at(at: u64) -> Operand {
-        Operand { at, temporary: None }
-    }
-
-    pub fn temporary(block: Block) -> Operand {
-        Operand { at: block.at(), temporary: Some(block) }
-    }
-}
-
-/// A gradient taken out for writing.
-pub(crate) struct Grad {
-    block: Block,
-    start: usize,
-    len: usize,
-    node: u32,
-    /// Add to what is there; otherwise overwrite it.
-    pub accumulate: bool,
-    dtype: DType,
-}
-
-impl Grad {
-    pub fn at(&self) -> u64 {
-        self.block.at() + (self.start * self.dtype.size()) as u64
-    }
-
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    pub fn view(&self) -> Arg {
-        Arg::View(self.at(), self.dtype)
-    }
-
-    pub fn slice(&mut self) -> &mut [f32] {
-        &mut self.block.f32_mut()[self.start..self.start + self.len]
-    }
-}
-
 impl Tape {
-    fn new(device: Device, key: Key) -> Tape {
+    pub(crate) fn new(device: Device, key: Key) -> Tape {
         // Generations are unique over all tapes, so that a tensor of one is refused by another.
         let state = device.gpu().map(|gpu| Block::zeroed(16, Some(gpu)));
         Tape {
@@ -302,8 +121,17 @@ impl Tape {
         }
     }
 
+    pub(crate) fn arena_bytes(&self) -> usize {
+        self.arena.bytes()
+    }
+
+    /// The buffers that the step uses so far.
+    pub(crate) fn bound_slots(&self) -> Vec<Arc<Slot>> {
+        self.bound.iter().map(|bound| bound.slot.clone()).collect()
+    }
+
     /// Tells a GPU the step's key.
-    fn prepare(&mut self) {
+    pub(crate) fn prepare(&mut self) {
         if let (Some(gpu), Some(state)) = (self.device.gpu(), &self.state) {
             // What goes wrong here goes wrong again, and is reported, when the step's first op is launched.
             let _ = gpu.enter().and_then(|()| gpu.upload(state.at(), bytemuck::bytes_of(&self.key.words())));
@@ -311,7 +139,7 @@ impl Tape {
     }
 
     /// Ends the step: blocks go back to the arena, bound buffers to their owners.
-    fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         for node in self.nodes.drain(..) {
             if let Data::Owned(block) = node.data {
                 self.arena.give_back(block);
@@ -429,7 +257,12 @@ impl Tape {
         let bound = self.writable(buffer, tensor)?;
         if let Some(gpu) = self.gpu() {
             let to = self.bound[bound].block.at();
-            return copy_part(gpu, (to, buffer.dtype(), start), (self.at(tensor), tensor.dtype, from), len);
+            return gpu::copy_part(
+                gpu,
+                (to, buffer.dtype(), start),
+                (self.at(tensor), tensor.dtype, from),
+                len,
+            );
         }
         let mut block = std::mem::take(&mut self.bound[bound].block);
         let size = tensor.dtype.size();
@@ -480,80 +313,6 @@ impl Tape {
     /// Working memory of one op, in f32s.
     pub(crate) fn scratch(&mut self, len: usize) -> Block {
         self.alloc(len, DType::F32)
-    }
-
-    /// The GPU that the step runs on.
-    pub(crate) fn gpu(&self) -> Option<&Gpu> {
-        self.device.gpu()
-    }
-
-    /// How activations are stored.
-    pub(crate) fn float(&self) -> DType {
-        self.device.float()
-    }
-
-    /// How a result of these is stored: exactly if they all are.
-    pub(crate) fn joint(&self, tensors: &[Tensor]) -> DType {
-        match tensors.iter().all(|t| t.dtype == DType::F32) {
-            true => DType::F32,
-            false => self.float(),
-        }
-    }
-
-    /// Where a tensor lies on the GPU.
-    pub(crate) fn at(&self, tensor: Tensor) -> u64 {
-        match &self.nodes[tensor.node as usize].data {
-            Data::Owned(block) => block.at(),
-            Data::Bound { bound, start } => {
-                self.bound[*bound].block.at() + (start * tensor.dtype.size()) as u64
-            }
-        }
-    }
-
-    pub(crate) fn view(&self, tensor: Tensor) -> Arg {
-        Arg::View(self.at(tensor), tensor.dtype)
-    }
-
-    pub(crate) fn view_of(&self, tensor: Option<Tensor>) -> Arg {
-        tensor.map_or(Arg::NOTHING, |t| self.view(t))
-    }
-
-    /// The key of the step's random numbers on the GPU.
-    pub(crate) fn state(&self) -> Arg {
-        Arg::At(self.state.as_ref().map_or(0, Block::at))
-    }
-
-    /// Where a buffer lies on the GPU.
-    pub(crate) fn buffer_at(&mut self, buffer: &Buffer) -> Result<u64> {
-        let bound = self.bind(buffer)?;
-        Ok(self.bound[bound].block.at())
-    }
-
-    /// A tensor's values on the GPU as `dtype`, copied if they are stored otherwise. Give it back with [`release`](Tape::release).
-    pub(crate) fn operand(&mut self, tensor: Tensor, dtype: DType) -> Result<Operand> {
-        if tensor.dtype == dtype {
-            return Ok(Operand::at(self.at(tensor)));
-        }
-        if dtype == DType::BF16
-            && let Data::Bound { bound, start } = self.nodes[tensor.node as usize].data
-            && let Some(params) = self.params.iter().find(|p| p.values == bound)
-            && let Some(narrow) = params.narrow
-        {
-            return Ok(Operand::at(self.bound[narrow].block.at() + 2 * start as u64));
-        }
-        let copy = self.alloc(tensor.len(), dtype);
-        if let Some(gpu) = self.gpu() {
-            let args =
-                [Arg::View(copy.at(), dtype), self.view(tensor), Arg::U32(tensor.len()), Arg::Flag(false)];
-            gpu.launch("copy", Grid::elements(tensor.len()), &args)?;
-        }
-        Ok(Operand::temporary(copy))
-    }
-
-    pub(crate) fn release(&mut self, operand: Operand) {
-        if let Some(block) = operand.temporary {
-            self.give_back(block);
-        }
     }
 
     pub(crate) fn give_back(&mut self, block: Block) {
@@ -716,181 +475,6 @@ impl Tape {
         self.device.synchronise()?;
         Ok(values)
     }
-
-    // ---- gradients ----
-
-    /// Computes the gradient of a scalar loss for every parameter it depends on. It uses up the record of everything before it: a second loss in
-    /// the same step must be computed after this call.
-    pub fn backward(&mut self, loss: Tensor) -> Result<()> {
-        const OP: &str = "backward";
-        self.check_exact(OP, &[loss])?;
-        if loss.len() != 1 {
-            return Err(Error::BadShape { op: OP, shape: loss.shape, rule: "a loss is a single number" });
-        }
-        if !self.needs_grad(loss) || (loss.node as usize) < self.walked {
-            return Err(Error::NoGradient { op: OP });
-        }
-        let mut one = self.alloc(1, DType::F32);
-        match self.gpu() {
-            Some(gpu) => {
-                let args = [Arg::At(self.at(loss)), Arg::I32(gpu.op("the loss")), Arg::At(gpu.fault())];
-                gpu.launch("check_finite", Grid { threads: 1, ..Grid::blocks(1) }, &args)?;
-                gpu.fill_words(one.at(), 1f32.to_bits(), 1)?;
-            }
-            None => {
-                let value = self.f32(loss)[0];
-                if !value.is_finite() {
-                    return Err(Error::NotFinite { what: "the loss", value });
-                }
-                one.f32_mut()[0] = 1.0;
-            }
-        }
-        self.backward_from(loss, one, DType::F32)
-    }
-
-    /// Runs the records backwards from a gradient of `tensor`.
-    pub(crate) fn backward_from(&mut self, tensor: Tensor, gradient: Block, dtype: DType) -> Result<()> {
-        // Gradients of an earlier backward pass in this step do not count any more.
-        for node in &mut self.nodes {
-            node.grad_written = false;
-        }
-        self.hand_grad(tensor, gradient, dtype)?;
-        while let Some(record) = self.records.pop() {
-            record.backward(self)?;
-        }
-        // In a network that the loss depends on, the parameters it does not depend on have a zero gradient.
-        for params in &mut self.params {
-            let first = params.first_node as usize;
-            let nodes = &self.nodes[first..first + params.count];
-            if nodes.iter().any(|node| node.grad_written) {
-                params.has_gradients = true;
-                for node in nodes.iter().filter(|node| !node.grad_written) {
-                    if let Some((bound, start)) = node.grad_home {
-                        let block = &mut self.bound[bound].block;
-                        match self.device.gpu() {
-                            Some(gpu) => gpu.fill_words(block.at() + 4 * start as u64, 0, node.len)?,
-                            None => block.f32_mut()[start..start + node.len].fill(0.0),
-                        }
-                    }
-                }
-            }
-        }
-        self.walked = self.nodes.len();
-        Ok(())
-    }
-
-    /// Whether this step has gradients of `params` that no update has used; they count as used from now on.
-    pub(crate) fn use_gradients(&mut self, params: &Params) -> bool {
-        let bound = self.bound.iter().position(|b| Arc::ptr_eq(&b.slot, &params.values.slot));
-        let found = self.params.iter_mut().find(|p| Some(p.values) == bound);
-        found.is_some_and(|p| std::mem::take(&mut p.has_gradients))
-    }
-
-    /// Takes the finished gradient of an op's result; `None` when nothing depended on it.
-    pub(crate) fn take_grad(&mut self, tensor: Tensor) -> Option<Block> {
-        self.nodes[tensor.node as usize].grad.take()
-    }
-
-    /// Takes the gradient of an op's input out to be written or added to; `None` when it needs none. Give it back with
-    /// [`put_grad`](Tape::put_grad) before taking another one.
-    pub(crate) fn grad(&mut self, tensor: Tensor) -> Option<Grad> {
-        let index = tensor.node as usize;
-        let node = &mut self.nodes[index];
-        if !node.needs_grad {
-            return None;
-        }
-        let (len, dtype) = (node.len, node.dtype);
-        let accumulate = node.grad_written || node.grad.is_some();
-        let (block, start) = match node.grad_home {
-            Some((bound, start)) => (std::mem::take(&mut self.bound[bound].block), start),
-            None => match node.grad.take() {
-                Some(block) => (block, 0),
-                None => (self.arena.take(len * dtype.size(), self.device.gpu()), 0),
-            },
-        };
-        Some(Grad { block, start, len, node: tensor.node, accumulate, dtype })
-    }
-
-    pub(crate) fn put_grad(&mut self, grad: Grad) {
-        let node = &mut self.nodes[grad.node as usize];
-        match node.grad_home {
-            Some((bound, _)) => {
-                node.grad_written = true;
-                self.bound[bound].block = grad.block;
-            }
-            None => node.grad = Some(grad.block),
-        }
-    }
-
-    /// Adds a finished gradient, stored as `dtype`, to that of `tensor`, without a copy when it is the first.
-    pub(crate) fn hand_grad(&mut self, tensor: Tensor, block: Block, dtype: DType) -> Result<()> {
-        let node = &mut self.nodes[tensor.node as usize];
-        if node.needs_grad && node.grad.is_none() && node.grad_home.is_none() && node.dtype == dtype {
-            node.grad = Some(block);
-            return Ok(());
-        }
-        if let Some(mut grad) = self.grad(tensor) {
-            self.add_or_set(&mut grad, &block, dtype)?;
-            self.put_grad(grad);
-        }
-        self.give_back(block);
-        Ok(())
-    }
-
-    /// Gives a finished gradient to a residual input, if there is one.
-    pub(crate) fn pass_on(&mut self, residual: Option<Tensor>, block: Block, dtype: DType) -> Result<()> {
-        match residual {
-            Some(residual) => self.hand_grad(residual, block, dtype),
-            None => {
-                self.give_back(block);
-                Ok(())
-            }
-        }
-    }
-
-    /// grad (+)= source, stored as `dtype`
-    pub(crate) fn add_or_set(&self, grad: &mut Grad, source: &Block, dtype: DType) -> Result<()> {
-        let accumulate = grad.accumulate;
-        match self.gpu() {
-            Some(gpu) => {
-                let args =
-                    [grad.view(), Arg::View(source.at(), dtype), Arg::U32(grad.len), Arg::Flag(accumulate)];
-                gpu.launch("copy", Grid::elements(grad.len), &args)
-            }
-            None => {
-                add_or_set(grad.slice(), source.f32(), accumulate);
-                Ok(())
-            }
-        }
-    }
-}
-
-/// Elements of one block on the GPU into another, of any two types of numbers or of the same type.
-fn copy_part(
-    gpu: &Gpu,
-    (to, to_type, to_start): (u64, DType, usize),
-    (from, from_type, from_start): (u64, DType, usize),
-    len: usize,
-) -> Result<()> {
-    if to_type == from_type {
-        let size = to_type.size();
-        return gpu.copy(to + (to_start * size) as u64, from + (from_start * size) as u64, len * size);
-    }
-    let (to, from) = (Arg::View(to, to_type), Arg::View(from, from_type));
-    let args = [to, Arg::U32(to_start), from, Arg::U32(from_start), Arg::U32(len), Arg::Flag(false)];
-    gpu.launch("copy_at", Grid::elements(len), &args)
-}
-
-/// target (+)= source
-pub(crate) fn add_or_set(target: &mut [f32], source: &[f32], accumulate: bool) {
-    const CHUNK: usize = 1 << 14;
-    crate::cpu::chunks_mut(target, CHUNK, |i, target| {
-        let source = &source[i * CHUNK..i * CHUNK + target.len()];
-        match accumulate {
-            true => target.iter_mut().zip(source).for_each(|(t, s)| *t += s),
-            false => target.copy_from_slice(source),
-        }
-    });
 }
 
 impl Drop for Tape {

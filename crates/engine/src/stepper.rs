@@ -1,0 +1,149 @@
+//! Steps: running them, recording them, replaying them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::cuda::{Gpu, Graph};
+use crate::device::Slot;
+use crate::tape::Tape;
+use crate::{Device, Error, Key, Result};
+
+/// Runs steps: owns the arena they allocate from and the counter that keys their randomness.
+///
+/// Inputs reach a step through [`Buffer`]s written before it, results leave it through buffers read after it; in between nothing
+/// touches the host, so a device may record the step once and replay it.
+pub struct Stepper {
+    tape: Tape,
+    recorded: HashMap<StepId, Recording>,
+}
+
+/// What makes a recorded step the same as an earlier one: its name, and a number for everything else that its computation depends on
+/// beside the contents of buffers.
+pub type StepId = (&'static str, u64);
+
+/// How far a device is with a step that is to be replayed.
+enum Recording {
+    /// It ran once: memory is taken, algorithms are chosen.
+    Warm,
+    Ready {
+        graph: Graph,
+        /// Keeps the memory that the recording uses.
+        _slots: Vec<Arc<Slot>>,
+    },
+}
+
+impl Stepper {
+    pub fn new(device: &Device, key: Key) -> Stepper {
+        Stepper { tape: Tape::new(device.clone(), key), recorded: HashMap::new() }
+    }
+
+    /// The randomness of the next step. Saving it and giving it back continues the sequence.
+    pub fn key(&self) -> Key {
+        self.tape.key
+    }
+
+    pub fn set_key(&mut self, key: Key) {
+        self.tape.key = key;
+    }
+
+    /// Bytes of the arena, which keeps every block it ever handed out: with steps of the same shapes, the most they need at once.
+    pub fn arena_bytes(&self) -> usize {
+        self.tape.arena_bytes()
+    }
+
+    /// Runs one step without gradients: parameters are constants, nothing is recorded.
+    pub fn infer<R: Send, E: Send>(
+        &mut self,
+        step: impl FnOnce(&mut Tape) -> Result<R, E> + Send,
+    ) -> Result<R, E> {
+        self.tape.recording = false;
+        let result = self.run(step);
+        self.tape.recording = true;
+        result
+    }
+
+    /// Runs one step. Its tensors are gone when it returns; the counter moves on even when it fails.
+    pub fn run<R: Send, E: Send>(
+        &mut self,
+        step: impl FnOnce(&mut Tape) -> Result<R, E> + Send,
+    ) -> Result<R, E> {
+        let tape = &mut self.tape;
+        let device = tape.device.clone();
+        tape.prepare();
+        let result = device.install(|| step(&mut *tape));
+        tape.reset();
+        tape.key.step += 1;
+        if result.is_err() {
+            // Recordings may use memory that the failed step has lost.
+            self.recorded.clear();
+        }
+        result
+    }
+
+    /// Runs one step that a device may record under `id` and replay from then on, without calling `step` again. It must compute the same
+    /// every time, up to the contents of buffers, and leave its results in buffers alone.
+    pub fn run_recorded<E: Send + From<Error>>(
+        &mut self,
+        id: StepId,
+        step: impl FnOnce(&mut Tape) -> Result<(), E> + Send,
+    ) -> Result<(), E> {
+        let device = self.tape.device.clone();
+        let Some(gpu) = device.gpu() else { return self.run(step) };
+        if !self.recorded.contains_key(&id) {
+            self.run(step)?;
+            self.recorded.insert(id, Recording::Warm);
+            return Ok(());
+        }
+        self.tape.prepare();
+        let done = match self.recorded.get(&id) {
+            Some(Recording::Ready { graph, .. }) if !gpu.traces() => graph.launch().map_err(E::from),
+            _ => self.record(gpu, id, step),
+        };
+        self.tape.key.step += 1;
+        if done.is_err() {
+            self.recorded.clear();
+        }
+        done
+    }
+
+    /// Records a step that ran before, and runs the recording.
+    fn record<E: From<Error>>(
+        &mut self,
+        gpu: &Gpu,
+        id: StepId,
+        step: impl FnOnce(&mut Tape) -> Result<(), E>,
+    ) -> Result<(), E> {
+        gpu.begin_recording()?;
+        let result = step(&mut self.tape);
+        let slots = self.tape.bound_slots();
+        self.tape.reset();
+        let graph = gpu.end_recording();
+        result?;
+        let graph = graph?;
+        graph.launch()?;
+        match gpu.traces() {
+            true => gpu.synchronise()?,
+            false => {
+                self.recorded.insert(id, Recording::Ready { graph, _slots: slots });
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets recordings of this name: what they depend on has changed.
+    pub fn forget(&mut self, name: &str) {
+        self.recorded.retain(|id, _| id.0 != name);
+    }
+
+    /// [`run_recorded`](Stepper::run_recorded) without gradients.
+    pub fn infer_recorded<E: Send + From<Error>>(
+        &mut self,
+        id: StepId,
+        step: impl FnOnce(&mut Tape) -> Result<(), E> + Send,
+    ) -> Result<(), E> {
+        self.tape.recording = false;
+        let result = self.run_recorded(id, step);
+        self.tape.recording = true;
+        result
+    }
+}

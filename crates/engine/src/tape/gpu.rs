@@ -1,0 +1,115 @@
+//! What ops on a GPU ask the tape for: addresses, types, copies.
+
+use super::{Data, Tape};
+use crate::cuda::{Arg, Gpu, Grid};
+use crate::memory::Block;
+use crate::{Buffer, DType, Result, Tensor};
+
+/// A tensor's values in the type an op wants them in.
+pub(crate) struct Operand {
+    pub at: u64,
+    temporary: Option<Block>,
+}
+
+impl Operand {
+    /// Values that somebody else owns.
+    pub fn at(at: u64) -> Operand {
+        Operand { at, temporary: None }
+    }
+
+    pub fn temporary(block: Block) -> Operand {
+        Operand { at: block.at(), temporary: Some(block) }
+    }
+}
+
+impl Tape {
+    /// The GPU that the step runs on.
+    pub(crate) fn gpu(&self) -> Option<&Gpu> {
+        self.device.gpu()
+    }
+
+    /// How activations are stored.
+    pub(crate) fn float(&self) -> DType {
+        self.device.float()
+    }
+
+    /// How a result of these is stored: exactly if they all are.
+    pub(crate) fn joint(&self, tensors: &[Tensor]) -> DType {
+        match tensors.iter().all(|t| t.dtype == DType::F32) {
+            true => DType::F32,
+            false => self.float(),
+        }
+    }
+
+    /// Where a tensor lies on the GPU.
+    pub(crate) fn at(&self, tensor: Tensor) -> u64 {
+        match &self.nodes[tensor.node as usize].data {
+            Data::Owned(block) => block.at(),
+            Data::Bound { bound, start } => {
+                self.bound[*bound].block.at() + (start * tensor.dtype.size()) as u64
+            }
+        }
+    }
+
+    pub(crate) fn view(&self, tensor: Tensor) -> Arg {
+        Arg::View(self.at(tensor), tensor.dtype)
+    }
+
+    pub(crate) fn view_of(&self, tensor: Option<Tensor>) -> Arg {
+        tensor.map_or(Arg::NOTHING, |t| self.view(t))
+    }
+
+    /// The key of the step's random numbers on the GPU.
+    pub(crate) fn state(&self) -> Arg {
+        Arg::At(self.state.as_ref().map_or(0, Block::at))
+    }
+
+    /// Where a buffer lies on the GPU.
+    pub(crate) fn buffer_at(&mut self, buffer: &Buffer) -> Result<u64> {
+        let bound = self.bind(buffer)?;
+        Ok(self.bound[bound].block.at())
+    }
+
+    /// A tensor's values on the GPU as `dtype`, copied if they are stored otherwise. Give it back with [`release`](Tape::release).
+    pub(crate) fn operand(&mut self, tensor: Tensor, dtype: DType) -> Result<Operand> {
+        if tensor.dtype == dtype {
+            return Ok(Operand::at(self.at(tensor)));
+        }
+        if dtype == DType::BF16
+            && let Data::Bound { bound, start } = self.nodes[tensor.node as usize].data
+            && let Some(params) = self.params.iter().find(|p| p.values == bound)
+            && let Some(narrow) = params.narrow
+        {
+            return Ok(Operand::at(self.bound[narrow].block.at() + 2 * start as u64));
+        }
+        let copy = self.alloc(tensor.len(), dtype);
+        if let Some(gpu) = self.gpu() {
+            let args =
+                [Arg::View(copy.at(), dtype), self.view(tensor), Arg::U32(tensor.len()), Arg::Flag(false)];
+            gpu.launch("copy", Grid::elements(tensor.len()), &args)?;
+        }
+        Ok(Operand::temporary(copy))
+    }
+
+    pub(crate) fn release(&mut self, operand: Operand) {
+        if let Some(block) = operand.temporary {
+            self.give_back(block);
+        }
+    }
+}
+
+/// Elements of one block on the GPU into another, of any two types of numbers or of the same type.
+pub(super) fn copy_part(
+    gpu: &Gpu,
+    (to, to_type, to_start): (u64, DType, usize),
+    (from, from_type, from_start): (u64, DType, usize),
+    len: usize,
+) -> Result<()> {
+    if to_type == from_type {
+        let size = to_type.size();
+        return gpu.copy(to + (to_start * size) as u64, from + (from_start * size) as u64, len * size);
+    }
+    let (to, from) = (Arg::View(to, to_type), Arg::View(from, from_type));
+    let args = [to, Arg::U32(to_start), from, Arg::U32(from_start), Arg::U32(len), Arg::Flag(false)];
+    gpu.launch("copy_at", Grid::elements(len), &args)
+}
