@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use engine::{Buffer, Device, Key, StepId, Stepper};
+use engine::{Buffer, Device, Key, StepId, Stepper, Tape, Tensor};
 
 use super::Result;
 use crate::{Agent, Replay};
@@ -165,9 +165,7 @@ impl Cache {
                     stepper.infer_recorded(id, |tape| -> engine::Result<()> {
                         let places = tape.buffer(places)?;
                         let x = tape.gather_rows(frames, places)?;
-                        let x = crate::tokenizer::from_bytes(tape, x)?;
-                        let y = agent.tokenizer.encode(tape, x)?;
-                        let found = agent.tokenizer.quantise(tape, y)?.tokens;
+                        let found = tokens_of(tape, agent, x)?;
                         tape.scatter_rows(tokens, places, found)
                     })?;
                     chunk.iter().for_each(|&r| tables.tokenised[r % tables.capacity] = Some(r));
@@ -184,9 +182,7 @@ impl Cache {
                     frames.write(&bytes)?;
                     stepper.infer_recorded(id, |tape| -> engine::Result<()> {
                         let x = tape.buffer(frames)?;
-                        let x = crate::tokenizer::from_bytes(tape, x)?;
-                        let y = agent.tokenizer.encode(tape, x)?;
-                        let found = agent.tokenizer.quantise(tape, y)?.tokens;
+                        let found = tokens_of(tape, agent, x)?;
                         tape.store(tokens_out, 0, found)
                     })?;
                     let found = tokens_out.read::<i32>()?;
@@ -282,6 +278,13 @@ impl Tables {
             tape.store(out, 0, rows)
         })?)
     }
+}
+
+/// Frames u8 [B, H, W, 3] -> tokens i32 [B, K]
+fn tokens_of(tape: &mut Tape, agent: &Agent, frames: Tensor) -> engine::Result<Tensor> {
+    let x = crate::tokenizer::from_bytes(tape, frames)?;
+    let y = agent.tokenizer.encode(tape, x)?;
+    Ok(agent.tokenizer.quantise(tape, y)?.tokens)
 }
 
 /// The records of which `known` does not hold, each once, in order.

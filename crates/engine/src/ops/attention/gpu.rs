@@ -1,0 +1,265 @@
+//! Attention on a GPU: with its scores in registers where the heads are 64 wide, otherwise through matrix products.
+
+use super::{Attention, Setup};
+use crate::cuda::{Arg, Gpu, Grid, Matrix, Product};
+use crate::memory::Block;
+use crate::tape::Operand;
+use crate::{DType, Result, Tape, Tensor};
+
+impl Tape {
+    /// Scores of all heads by matrix products, then their softmax, then the blend of the values.
+    pub(super) fn gpu_attention(
+        &mut self,
+        setup: &Setup,
+        inputs: [Tensor; 3],
+        out: &Block,
+        normaliser: &Block,
+    ) -> Result<()> {
+        let dtype = self.float();
+        if setup.is_flash(dtype) {
+            return self.gpu_flash(setup, inputs, out, normaliser);
+        }
+        let [q, k, v] = inputs.map(|x| self.operand(x, dtype).and_then(|x| self.gpu_heads(setup, x)));
+        let (q, k, v) = (q?, k?, v?);
+        let (rows, stride) = (setup.batch * setup.heads * setup.time, setup.stride());
+        let scores = self.scratch(rows * stride);
+        let weights = self.alloc(rows * stride, dtype);
+        let apart = (setup.heads > 1).then(|| self.alloc(rows * setup.head_width(), dtype));
+        if let Some(gpu) = self.gpu() {
+            gpu.product(&setup.scores(q.at, k.at, scores.at(), dtype))?;
+            let [causal, scale, rate] =
+                [Arg::Flag(setup.causal), Arg::F32(setup.scale()), Arg::F32(setup.dropout)];
+            let tensors = [Arg::At(scores.at()), Arg::View(weights.at(), dtype), Arg::At(normaliser.at())];
+            let sizes = [rows, setup.time, stride].map(Arg::U32);
+            let draw = [causal, scale, rate, self.state(), Arg::U32(setup.site.number() as usize)];
+            gpu.launch("attention_softmax", Grid::rows(rows), &[&tensors[..], &sizes, &draw].concat())?;
+            let to = apart.as_ref().map_or(out.at(), Block::at);
+            gpu.product(&setup.blend(weights.at(), false, v.at, (to, dtype), false, dtype))?;
+            if let Some(apart) = &apart {
+                setup.launch_heads(gpu, (out.at(), dtype), (apart.at(), dtype), true, false)?;
+            }
+        }
+        for operand in [q, k, v] {
+            self.release(operand);
+        }
+        for block in [Some(scores), Some(weights), apart].into_iter().flatten() {
+            self.give_back(block);
+        }
+        Ok(())
+    }
+
+    /// The same without scores in memory.
+    fn gpu_flash(
+        &mut self,
+        setup: &Setup,
+        inputs: [Tensor; 3],
+        out: &Block,
+        normaliser: &Block,
+    ) -> Result<()> {
+        let [q, k, v] = inputs.map(|x| self.operand(x, DType::BF16));
+        let (q, k, v) = (q?, k?, v?);
+        if let Some(gpu) = self.gpu() {
+            let tensors = [out.at(), normaliser.at(), q.at, k.at, v.at].map(Arg::At);
+            let args = [&tensors[..], &setup.flash_args(self.state())].concat();
+            gpu.launch("flash_forward", setup.flash_grid(), &args)?;
+        }
+        for operand in [q, k, v] {
+            self.release(operand);
+        }
+        Ok(())
+    }
+
+    /// [B, T, heads, d] as [B, heads, T, d].
+    fn gpu_heads(&mut self, setup: &Setup, x: Operand) -> Result<Operand> {
+        if setup.heads == 1 {
+            return Ok(x);
+        }
+        let dtype = self.float();
+        let apart = self.alloc(setup.batch * setup.time * setup.width, dtype);
+        if let Some(gpu) = self.gpu() {
+            setup.launch_heads(gpu, (apart.at(), dtype), (x.at, dtype), false, false)?;
+        }
+        self.release(x);
+        Ok(Operand::temporary(apart))
+    }
+}
+
+/// How the heads lie on a GPU: inputs and results [B, heads, T, d], scores [B, heads, T, stride].
+impl Setup {
+    /// Whether the kernels that keep scores in registers can do it.
+    fn is_flash(&self, dtype: DType) -> bool {
+        dtype == DType::BF16 && self.head_width() == 64
+    }
+
+    fn flash_grid(&self) -> Grid {
+        Grid { blocks: (self.time.div_ceil(64), self.batch * self.heads), threads: 128, shared: 0 }
+    }
+
+    /// What all of them take after their tensors.
+    fn flash_args(&self, state: Arg) -> [Arg; 7] {
+        let site = Arg::U32(self.site.number() as usize);
+        let (causal, scale, rate) = (Arg::Flag(self.causal), Arg::F32(self.scale()), Arg::F32(self.dropout));
+        [Arg::U32(self.time), Arg::U32(self.heads), causal, scale, rate, state, site]
+    }
+
+    /// Columns of a row of scores, a multiple of what tensor cores like.
+    fn stride(&self) -> usize {
+        self.time.next_multiple_of(8)
+    }
+
+    /// q, k, v, the result or a gradient of one.
+    fn input(&self, at: u64, dtype: DType) -> Matrix {
+        Matrix::rows(at, dtype, self.head_width()).every(self.time * self.head_width())
+    }
+
+    /// Scores or weights.
+    fn matrix(&self, at: u64, dtype: DType) -> Matrix {
+        Matrix::rows(at, dtype, self.stride()).every(self.time * self.stride())
+    }
+
+    /// x y^T in f32: scores, or gradients of weights.
+    fn scores(&self, x: u64, y: u64, out: u64, dtype: DType) -> Product {
+        let (t, d, batch) = (self.time, self.head_width(), self.batch * self.heads);
+        let b = Matrix { transposed: true, ..self.input(y, dtype) };
+        let (a, out) = (self.input(x, dtype), self.matrix(out, DType::F32));
+        Product { m: t, n: t, k: d, a, b, out, start: None, bias: None, relu: false, batch }
+    }
+
+    /// weights x, or weights^T x
+    fn blend(
+        &self,
+        weights: u64,
+        transposed: bool,
+        x: u64,
+        out: (u64, DType),
+        accumulate: bool,
+        dtype: DType,
+    ) -> Product {
+        let (t, d, batch) = (self.time, self.head_width(), self.batch * self.heads);
+        let a = Matrix { transposed, ..self.matrix(weights, dtype) };
+        let (b, start) = (self.input(x, dtype), accumulate.then_some(out.0));
+        Product {
+            m: t,
+            n: d,
+            k: t,
+            a,
+            b,
+            out: self.input(out.0, out.1),
+            start,
+            bias: None,
+            relu: false,
+            batch,
+        }
+    }
+
+    /// Moves values between [B, T, heads, d] and, unless `joining`, [B, heads, T, d].
+    fn launch_heads(
+        &self,
+        gpu: &Gpu,
+        out: (u64, DType),
+        x: (u64, DType),
+        joining: bool,
+        add: bool,
+    ) -> Result<()> {
+        let n = self.batch * self.time * self.width;
+        let (to, from) = (Arg::View(out.0, out.1), Arg::View(x.0, x.1));
+        let sizes = [self.time, self.heads, self.head_width(), n].map(Arg::U32);
+        let args = [&[to, from], &sizes[..], &[Arg::Flag(joining), Arg::Flag(add)]].concat();
+        gpu.launch("swap_heads", Grid::elements(n), &args)
+    }
+}
+
+impl Attention {
+    fn flash_backward(self, tape: &mut Tape, d_out: Block) -> Result<()> {
+        let setup = self.setup;
+        let [q, k, v] = [self.q, self.k, self.v].map(|x| tape.operand(x, DType::BF16));
+        let (q, k, v) = (q?, k?, v?);
+        let rows = setup.batch * setup.heads * setup.time;
+        let inner = tape.scratch(rows);
+        let common = [q.at, k.at, v.at, d_out.at(), tape.at(self.normaliser), inner.at()].map(Arg::At);
+        let common = [&common[..], &setup.flash_args(tape.state())].concat();
+        if let Some(gpu) = tape.gpu() {
+            let tensors = [inner.at(), tape.at(self.out), d_out.at()].map(Arg::At);
+            let sizes = [setup.time, setup.heads, rows].map(Arg::U32);
+            gpu.launch("flash_inner", Grid::warps(rows), &[&tensors[..], &sizes].concat())?;
+        }
+        if let Some(dq) = tape.grad(self.q) {
+            if let Some(gpu) = tape.gpu() {
+                let args = [&[dq.view()], &common[..], &[Arg::Flag(dq.accumulate)]].concat();
+                gpu.launch("flash_gradient_queries", setup.flash_grid(), &args)?;
+            }
+            tape.put_grad(dq);
+        }
+        // Keys and values come from one kernel, into blocks of their own: one of them may be an input twice.
+        if tape.any_needs_grad(&[self.k, self.v]) {
+            let [dk, dv] = [(); 2].map(|()| tape.alloc(self.k.len(), DType::BF16));
+            if let Some(gpu) = tape.gpu() {
+                let to = [&dk, &dv].map(|block| Arg::View(block.at(), DType::BF16));
+                let args = [&to[..], &common, &[Arg::Flag(false), Arg::Flag(false)]].concat();
+                gpu.launch("flash_gradient_keys", setup.flash_grid(), &args)?;
+            }
+            tape.hand_grad(self.k, dk, DType::BF16)?;
+            tape.hand_grad(self.v, dv, DType::BF16)?;
+        }
+        for operand in [q, k, v] {
+            tape.release(operand);
+        }
+        tape.give_back(inner);
+        tape.give_back(d_out);
+        Ok(())
+    }
+
+    pub(super) fn gpu_backward(self, tape: &mut Tape, d_out: Block) -> Result<()> {
+        let (setup, dtype) = (self.setup, self.out.dtype());
+        if setup.is_flash(dtype) {
+            return self.flash_backward(tape, d_out);
+        }
+        let inputs = [self.q, self.k, self.v];
+        let [q, k, v] = inputs.map(|x| tape.operand(x, dtype).and_then(|x| tape.gpu_heads(&setup, x)));
+        let (q, k, v) = (q?, k?, v?);
+        let d_apart = tape.gpu_heads(&setup, Operand::at(d_out.at()))?;
+        let (rows, stride) = (setup.batch * setup.heads * setup.time, setup.stride());
+        let (scores, d_scores) = (tape.scratch(rows * stride), tape.scratch(rows * stride));
+        let (weights, d_weights) = (tape.alloc(rows * stride, dtype), tape.alloc(rows * stride, dtype));
+        let apart = (setup.heads > 1).then(|| tape.alloc(rows * setup.head_width(), dtype));
+        if let Some(gpu) = tape.gpu() {
+            gpu.product(&setup.scores(q.at, k.at, scores.at(), dtype))?;
+            gpu.product(&setup.scores(d_apart.at, v.at, d_scores.at(), dtype))?;
+            let view = |block: &Block| Arg::View(block.at(), dtype);
+            let tensors = [Arg::At(scores.at()), Arg::At(d_scores.at()), view(&weights), view(&d_weights)];
+            let results = [Arg::At(tape.at(self.normaliser)), tape.view(self.out), view(&d_out)];
+            let sizes = [rows, setup.time, stride, setup.heads, setup.head_width()].map(Arg::U32);
+            let draw = [Arg::F32(setup.dropout), tape.state(), Arg::U32(setup.site.number() as usize)];
+            let how = [Arg::Flag(setup.causal), Arg::F32(setup.scale())];
+            let args = [&tensors[..], &results, &sizes, &how, &draw].concat();
+            gpu.launch("attention_gradient", Grid::rows(rows), &args)?;
+        }
+        // dq = ds k, dk = ds^T q, dv = weights^T d_out
+        for (input, left, transposed, right) in [
+            (self.q, d_weights.at(), false, k.at),
+            (self.k, d_weights.at(), true, q.at),
+            (self.v, weights.at(), true, d_apart.at),
+        ] {
+            if let Some(grad) = tape.grad(input) {
+                let (target, add) = ((grad.at(), grad.dtype()), grad.accumulate);
+                if let Some(gpu) = tape.gpu() {
+                    match &apart {
+                        None => gpu.product(&setup.blend(left, transposed, right, target, add, dtype))?,
+                        Some(apart) => {
+                            let apart = (apart.at(), dtype);
+                            gpu.product(&setup.blend(left, transposed, right, apart, false, dtype))?;
+                            setup.launch_heads(gpu, target, apart, true, add)?;
+                        }
+                    }
+                }
+                tape.put_grad(grad);
+            }
+        }
+        for operand in [q, k, v, d_apart] {
+            tape.release(operand);
+        }
+        let blocks = [Some(scores), Some(d_scores), Some(weights), Some(d_weights), apart, Some(d_out)];
+        blocks.into_iter().flatten().for_each(|block| tape.give_back(block));
+        Ok(())
+    }
+}
