@@ -1,6 +1,5 @@
 //! One GPU: its memory, its stream, and what runs on it.
 
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -648,6 +647,3 @@ impl Drop for Graph {
         }
     }
 }
-
-/// Compiled functions by name.
-pub(super) type Functions = Mutex<HashMap<&'static str, usize>>;

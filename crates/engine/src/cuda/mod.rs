@@ -133,6 +133,13 @@ pub(crate) struct Product {
     pub batch: usize,
 }
 
+impl Product {
+    /// a b, and nothing else.
+    pub fn new((m, n, k): (usize, usize, usize), a: Matrix, b: Matrix, out: Matrix) -> Product {
+        Product { m, n, k, a, b, out, start: None, bias: None, relu: false, batch: 1 }
+    }
+}
+
 /// A 3x3 convolution over NHWC images: x [B, H, W, I], weight [O, 3, 3, I], y [B, H', W', O].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Convolution {

@@ -1,12 +1,14 @@
 //! Our kernels: compiled once per machine and kept between runs.
 
+use std::collections::HashMap;
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use cudarc::driver::{result, sys};
 use cudarc::nvrtc;
 
-use super::gpu::{Functions, driver};
+use super::gpu::driver;
 use crate::{Error, Result};
 
 const SOURCES: [&str; 7] = [
@@ -18,6 +20,9 @@ const SOURCES: [&str; 7] = [
     include_str!("kernels/flash.cu"),
     include_str!("kernels/decode.cu"),
 ];
+
+/// Compiled functions by name.
+type Functions = Mutex<HashMap<&'static str, usize>>;
 
 pub(super) struct Module {
     module: sys::CUmodule,

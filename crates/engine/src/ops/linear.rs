@@ -154,16 +154,15 @@ impl Tape {
         let residual = residual.map(|r| self.operand(r, dtype)).transpose()?;
         if let Some(gpu) = self.gpu() {
             gpu.product(&Product {
-                m,
-                n,
-                k,
-                a: Matrix::rows(x.at, dtype, k),
-                b: Matrix::transposed(weight.at, dtype, k),
-                out: Matrix::rows(out.at(), dtype, n),
                 start: residual.as_ref().map(|r| r.at),
                 bias: fused.as_ref().map(|b| b.at),
                 relu,
-                batch: 1,
+                ..Product::new(
+                    (m, n, k),
+                    Matrix::rows(x.at, dtype, k),
+                    Matrix::transposed(weight.at, dtype, k),
+                    Matrix::rows(out.at(), dtype, n),
+                )
             })?;
             if let (Some(bias), None) = (bias, &fused) {
                 let (y, bias) = (Arg::View(out.at(), dtype), Arg::At(self.at(bias)));
@@ -203,18 +202,12 @@ impl Linear {
                 gpu.launch(kernel, Grid::elements(m * n), &[d, tape.view(self.saved), Arg::U32(m * n)])?;
             }
         }
-        let product = Product {
-            m,
-            n: k,
-            k: n,
-            a: Matrix::rows(dy.at(), dtype, n),
-            b: Matrix::rows(0, dtype, k),
-            out: Matrix::rows(0, dtype, k),
-            start: None,
-            bias: None,
-            relu: false,
-            batch: 1,
-        };
+        let product = Product::new(
+            (m, k, n),
+            Matrix::rows(dy.at(), dtype, n),
+            Matrix::rows(0, dtype, k),
+            Matrix::rows(0, dtype, k),
+        );
         if let Some(dx) = tape.grad(self.x) {
             let weight = tape.operand(self.weight, dtype)?;
             let b = Matrix { at: weight.at, ..product.b };

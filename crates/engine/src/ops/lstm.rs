@@ -104,18 +104,12 @@ impl Tape {
         let (dtype, batch, width) = (self.float(), state.hidden.dims()[0], state.hidden.dims()[1]);
         let (h, w) = (self.operand(state.hidden, dtype)?, self.operand(weight, dtype)?);
         if let Some(gpu) = self.gpu() {
-            gpu.product(&Product {
-                m: batch,
-                n: 4 * width,
-                k: width,
-                a: Matrix::rows(h.at, dtype, width),
-                b: Matrix::transposed(w.at, dtype, width),
-                out: Matrix::rows(activated.at(), DType::F32, 4 * width),
-                start: None,
-                bias: None,
-                relu: false,
-                batch: 1,
-            })?;
+            gpu.product(&Product::new(
+                (batch, 4 * width, width),
+                Matrix::rows(h.at, dtype, width),
+                Matrix::transposed(w.at, dtype, width),
+                Matrix::rows(activated.at(), DType::F32, 4 * width),
+            ))?;
             let n = batch * width;
             let view = |block: &Block| Arg::View(block.at(), DType::F32);
             let before = [self.view(gates), self.view(state.cell), Arg::At(activated.at())];
@@ -153,18 +147,7 @@ impl LstmCell {
             let (out, start) =
                 (Matrix::rows(grad.at(), grad.dtype(), width), grad.accumulate.then(|| grad.at()));
             if let Some(gpu) = tape.gpu() {
-                gpu.product(&Product {
-                    m: batch,
-                    n: width,
-                    k: rows,
-                    a,
-                    b,
-                    out,
-                    start,
-                    bias: None,
-                    relu: false,
-                    batch: 1,
-                })?;
+                gpu.product(&Product { start, ..Product::new((batch, width, rows), a, b, out) })?;
             }
             tape.release(w);
             tape.put_grad(grad);
@@ -175,18 +158,7 @@ impl LstmCell {
             let (out, start) =
                 (Matrix::rows(grad.at(), grad.dtype(), width), grad.accumulate.then(|| grad.at()));
             if let Some(gpu) = tape.gpu() {
-                gpu.product(&Product {
-                    m: rows,
-                    n: width,
-                    k: batch,
-                    a,
-                    b,
-                    out,
-                    start,
-                    bias: None,
-                    relu: false,
-                    batch: 1,
-                })?;
+                gpu.product(&Product { start, ..Product::new((rows, width, batch), a, b, out) })?;
             }
             tape.release(h);
             tape.put_grad(grad);

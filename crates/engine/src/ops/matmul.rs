@@ -31,16 +31,13 @@ impl Tape {
             let (x, y) = (self.operand(a, dtype)?, self.operand(b, dtype)?);
             if let Some(gpu) = self.gpu() {
                 gpu.product(&Product {
-                    m,
-                    n: p,
-                    k,
-                    a: Matrix::rows(x.at, dtype, k).every(m * k),
-                    b: Matrix::rows(y.at, dtype, p).every(k * p),
-                    out: Matrix::rows(out.at(), dtype, p).every(m * p),
-                    start: None,
-                    bias: None,
-                    relu: false,
                     batch,
+                    ..Product::new(
+                        (m, p, k),
+                        Matrix::rows(x.at, dtype, k).every(m * k),
+                        Matrix::rows(y.at, dtype, p).every(k * p),
+                        Matrix::rows(out.at(), dtype, p).every(m * p),
+                    )
                 })?;
             }
             self.release(x);
@@ -77,18 +74,7 @@ impl Backward for Matmul {
                 let out = Matrix::rows(da.at(), da.dtype(), k).every(m * k);
                 let start = da.accumulate.then(|| da.at());
                 if let Some(gpu) = tape.gpu() {
-                    gpu.product(&Product {
-                        m,
-                        n: k,
-                        k: p,
-                        a: d,
-                        b,
-                        out,
-                        start,
-                        bias: None,
-                        relu: false,
-                        batch,
-                    })?;
+                    gpu.product(&Product { start, batch, ..Product::new((m, k, p), d, b, out) })?;
                 }
                 tape.release(other);
                 tape.put_grad(da);
@@ -99,18 +85,7 @@ impl Backward for Matmul {
                 let out = Matrix::rows(db.at(), db.dtype(), p).every(k * p);
                 let start = db.accumulate.then(|| db.at());
                 if let Some(gpu) = tape.gpu() {
-                    gpu.product(&Product {
-                        m: k,
-                        n: p,
-                        k: m,
-                        a,
-                        b: d,
-                        out,
-                        start,
-                        bias: None,
-                        relu: false,
-                        batch,
-                    })?;
+                    gpu.product(&Product { start, batch, ..Product::new((k, p, m), a, d, out) })?;
                 }
                 tape.release(other);
                 tape.put_grad(db);

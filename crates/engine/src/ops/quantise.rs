@@ -99,18 +99,12 @@ impl Tape {
         // In f32 on every device: neighbouring entries differ by little.
         let exact = self.operand(y, DType::F32)?;
         if let Some(gpu) = self.gpu() {
-            gpu.product(&Product {
-                m: rows,
-                n: entries,
-                k: width,
-                a: Matrix::rows(exact.at, DType::F32, width),
-                b: Matrix::transposed(self.at(codebook), DType::F32, width),
-                out: Matrix::rows(products.at(), DType::F32, entries),
-                start: None,
-                bias: None,
-                relu: false,
-                batch: 1,
-            })?;
+            gpu.product(&Product::new(
+                (rows, entries, width),
+                Matrix::rows(exact.at, DType::F32, width),
+                Matrix::transposed(self.at(codebook), DType::F32, width),
+                Matrix::rows(products.at(), DType::F32, entries),
+            ))?;
             let table = Arg::At(self.at(codebook));
             for (phase, count) in [(0, entries), (1, rows)] {
                 let tensors = [Arg::At(tokens.at()), Arg::At(products.at()), table, Arg::At(lengths.at())];
