@@ -1,6 +1,8 @@
 //! The world model: a GPT over frame tokens and actions that predicts the next tokens, rewards and ends (paper, section 2.2).
 
-use engine::{Activation, DecodeBlock, Device, Error, Init, KvCache, Param, Params, Result, Tape, Tensor};
+use engine::{
+    Activation, DecodeBlock, DecodeHead, Device, Error, Init, KvCache, Param, Params, Result, Tape, Tensor,
+};
 
 use crate::layers::{Builder, LAYER_NORM_EPSILON, Linear, LinearInit, Network, Norm};
 use crate::{TokenizerConfig, WorldModelConfig};
@@ -239,40 +241,49 @@ impl WorldModel {
         Memory { cache: KvCache::new(device, config.layers, batch, config.heads, head_width, capacity) }
     }
 
-    /// Passes new frame tokens i32 [B, n] through the model, after everything in memory -> hidden [B, n, D].
+    /// Passes new frame tokens i32 [B, n] through the model, after everything in memory -> what it thinks [B, n, D], before the final norm.
     pub fn see_tokens(&self, tape: &mut Tape, memory: &mut Memory, tokens: Tensor) -> Result<Tensor> {
-        let table = tape.param(self.params(), self.token_table)?;
-        let x = tape.embedding(table, tokens)?;
-        self.advance(tape, memory, x)
+        self.advance(tape, memory, self.token_table, tokens)
     }
 
-    /// Passes an action i32 [B] through the model -> hidden [B, 1, D].
+    /// Passes an action i32 [B] through the model -> what it thinks [B, 1, D], before the final norm.
     pub fn see_action(&self, tape: &mut Tape, memory: &mut Memory, actions: Tensor) -> Result<Tensor> {
-        let table = tape.param(self.params(), self.action_table)?;
         let actions = tape.reshape(actions, [actions.shape().len(), 1])?;
-        let x = tape.embedding(table, actions)?;
-        self.advance(tape, memory, x)
+        self.advance(tape, memory, self.action_table, actions)
     }
 
-    /// Embedded tokens [B, n, D] at the next n positions -> hidden [B, n, D].
-    fn advance(&self, tape: &mut Tape, memory: &mut Memory, x: Tensor) -> Result<Tensor> {
+    /// Entries i32 [B, n] of a table at the next n positions.
+    fn advance(&self, tape: &mut Tape, memory: &mut Memory, table: Param, entries: Tensor) -> Result<Tensor> {
         let params = self.params();
-        let positions = tape.param(params, self.positions)?;
-        let mut x = tape.add_positions(x, positions, memory.cache.len())?;
+        let (table, positions) = (tape.param(params, table)?, tape.param(params, self.positions)?);
+        let mut x = tape.embedding_at(table, entries, positions, memory.cache.len())?;
         for (layer, block) in self.blocks.iter().enumerate() {
             x = block.cached(tape, params, &memory.cache, layer, x)?;
         }
         memory.cache.advance(x.dims()[1]);
-        self.final_norm.layer(tape, params, x)
+        Ok(x)
     }
 
-    /// Logits of the next frame token, [.., N], from hidden [.., D].
-    pub fn next_token(&self, tape: &mut Tape, hidden: Tensor) -> Result<Tensor> {
-        self.head_observations.forward(tape, self.params(), hidden)
+    /// What the heads look at: a thought after the final norm.
+    pub fn hidden(&self, tape: &mut Tape, thought: Tensor) -> Result<Tensor> {
+        self.final_norm.layer(tape, self.params(), thought)
     }
 
-    /// Logits of reward [.., 3] and end [.., 2], from hidden [.., D] of an action.
-    pub fn consequences(&self, tape: &mut Tape, hidden: Tensor) -> Result<(Tensor, Tensor)> {
+    /// Logits of the next frame token, [B, n, N], from thoughts [B, n, D].
+    pub fn next_token(&self, tape: &mut Tape, thought: Tensor) -> Result<Tensor> {
+        let (params, head) = (self.params(), &self.head_observations);
+        let head = DecodeHead {
+            norm: self.final_norm.tensors(tape, params)?,
+            hidden: head.hidden.tensors(tape, params)?,
+            out: head.out.tensors(tape, params)?,
+            epsilon: LAYER_NORM_EPSILON,
+        };
+        tape.decode_head(thought, &head)
+    }
+
+    /// Logits of reward [B, n, 3] and end [B, n, 2], from the thoughts [B, n, D] after actions.
+    pub fn consequences(&self, tape: &mut Tape, thought: Tensor) -> Result<(Tensor, Tensor)> {
+        let hidden = self.hidden(tape, thought)?;
         let rewards = self.head_rewards.forward(tape, self.params(), hidden)?;
         let ends = self.head_ends.forward(tape, self.params(), hidden)?;
         Ok((rewards, ends))

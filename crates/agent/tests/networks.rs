@@ -71,7 +71,8 @@ fn decoding_with_the_cache_equals_the_full_pass() -> Result<()> {
                         let now = tape.slice(tokens, 1, step, step + 1)?;
                         let now = tape.reshape(now, [batch, k])?;
                         let now = tape.slice(now, 1, at, end)?;
-                        let hidden = model.see_tokens(tape, &mut memory, now)?;
+                        let thought = model.see_tokens(tape, &mut memory, now)?;
+                        let hidden = model.hidden(tape, thought)?;
                         tape.read(hidden)
                     })?;
                     for (i, row) in hidden.chunks_exact(width).enumerate() {
@@ -85,8 +86,9 @@ fn decoding_with_the_cache_equals_the_full_pass() -> Result<()> {
                     let actions = tape.buffer(&actions)?;
                     let now = tape.slice(actions, 1, step, step + 1)?;
                     let now = tape.reshape(now, [batch])?;
-                    let hidden = model.see_action(tape, &mut memory, now)?;
-                    let (reward, _) = model.consequences(tape, hidden)?;
+                    let thought = model.see_action(tape, &mut memory, now)?;
+                    let (reward, _) = model.consequences(tape, thought)?;
+                    let hidden = model.hidden(tape, thought)?;
                     Ok((tape.read(hidden)?, tape.read(reward)?))
                 })?;
                 for (b, row) in hidden.chunks_exact(width).enumerate() {

@@ -232,8 +232,8 @@ impl Bench {
                 bench.stepper.infer_recorded(("decode", frame as u64), |tape| -> engine::Result<()> {
                     let mut token = tape.buffer(&tokens)?;
                     for _ in 0..TOKENS {
-                        let hidden = model.see_tokens(tape, &mut memory, token)?;
-                        let logits = model.next_token(tape, hidden)?;
+                        let thought = model.see_tokens(tape, &mut memory, token)?;
+                        let logits = model.next_token(tape, thought)?;
                         token = tape.sample(logits, 1.0)?;
                     }
                     tape.store(&tokens, 0, token)

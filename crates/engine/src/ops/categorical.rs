@@ -155,7 +155,7 @@ impl Tape {
             let threads = if actions > 128 { 128 } else { 32 };
             if let Some(gpu) = self.gpu() {
                 let args = [&to[..], &[Arg::U32(actions)], &draw].concat();
-                gpu.launch("sample", Grid { threads, ..Grid::blocks(rows) }, &args)?;
+                gpu.launch_chained("sample", Grid { threads, ..Grid::blocks(rows) }, &args)?;
             }
             return Ok(self.push(out, logits.shape().without_last(), DType::I32, false));
         }

@@ -30,6 +30,18 @@ impl DecodeBlock {
     }
 }
 
+/// The parameters of a head behind the last layer-norm: linear, ReLU, linear.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodeHead {
+    /// Gain and shift [D].
+    pub norm: [Tensor; 2],
+    /// Weight [H, D] and bias [H].
+    pub hidden: [Tensor; 2],
+    /// Weight [N, H] and bias [N].
+    pub out: [Tensor; 2],
+    pub epsilon: f32,
+}
+
 const OP: &str = "decode block";
 
 /// Head width that the fused kernels are written for.
@@ -88,7 +100,15 @@ impl Tape {
         self.linear_residual(h, weight, Some(bias), x)
     }
 
-    /// Whether the fused kernels can do it: one token per sequence on a GPU in bf16, without gradient, in shapes they know, with nothing wrong.
+    /// Whether fused kernels may take these: on a GPU in bf16, without gradient, with nothing wrong.
+    fn fuses(&self, tensors: &[Tensor]) -> bool {
+        self.gpu().is_some()
+            && self.float() == DType::BF16
+            && self.check_f32(OP, tensors).is_ok()
+            && !self.any_needs_grad(tensors)
+    }
+
+    /// Whether the fused kernels can do it: one token per sequence, in shapes they know.
     fn takes_fused(&self, x: Tensor, block: &DecodeBlock, cache: &KvCache, layer: usize) -> bool {
         let width = cache.heads * HEAD;
         let hidden = block.expand[0].shape().rows();
@@ -96,13 +116,7 @@ impl Tape {
         let mut tensors = linear.concat();
         tensors.extend(norms.concat());
         tensors.push(x);
-        let maps = |[weight, bias]: [Tensor; 2], inputs: usize, outputs: usize| {
-            weight.dims() == [outputs, inputs] && bias.dims() == [outputs]
-        };
-        self.gpu().is_some()
-            && self.float() == DType::BF16
-            && self.check_f32(OP, &tensors).is_ok()
-            && !self.any_needs_grad(&tensors)
+        self.fuses(&tensors)
             && cache.head_width == HEAD
             && (1..=WIDEST).contains(&width)
             && hidden > 0
@@ -146,13 +160,10 @@ impl Tape {
             let rows = batch.div_ceil(SEQUENCES);
             let (sizes, epsilon) = ([Arg::U32(batch), Arg::U32(width)], [Arg::F32(block.epsilon)]);
             let (capacity, past) = (Arg::U32(cache.capacity), Arg::U32(cache.len));
-            // Of kernels that normalise: gain and shift, and a share per warp and tile of 16 columns.
-            let shared = |tiles: usize| 8 * width + width / 32 * tiles * SHARE;
-
             let tensors = [Arg::At(q.at()), Arg::At(keys), Arg::At(values), self.view(x)];
             let layers = [query[0], key[0], value[0], query[1], key[1], value[1]];
             let args = [&tensors[..], &attention_norm, &layers, &sizes, &[capacity, past], &epsilon].concat();
-            let grid = Grid { blocks: (width / 16, rows), threads: width, shared: shared(3) };
+            let grid = Grid { blocks: (width / 16, rows), threads: width, shared: norm_shared(width, 3) };
             gpu.launch_chained("decode_qkv", grid, &args)?;
 
             let tensors = [attended.at(), q.at(), keys, values].map(Arg::At);
@@ -170,9 +181,9 @@ impl Tape {
             let sum = (between.at(), self.view(x), attended.at());
             add("decode_project", sum, projection, width, width / 32)?;
 
-            let tensors = [expanded.at(), between.at()].map(Arg::At);
+            let tensors = [Arg::At(expanded.at()), Arg::View(between.at(), DType::F32)];
             let args = [&tensors[..], &mlp_norm, &expand, &sizes, &[Arg::U32(hidden)], &epsilon].concat();
-            let grid = Grid { blocks: (hidden / 64, rows), threads: width, shared: shared(4) };
+            let grid = Grid { blocks: (hidden / 64, rows), threads: width, shared: norm_shared(width, 4) };
             gpu.launch_chained("decode_expand", grid, &args)?;
 
             let sum = (out.at(), Arg::View(between.at(), DType::F32), expanded.at());
@@ -187,6 +198,77 @@ impl Tape {
         }
         Ok(self.push(out, x.shape(), DType::F32, false))
     }
+
+    /// out(relu(hidden(norm(x)))): x [B, n, D] -> [B, n, N]
+    pub fn decode_head(&mut self, x: Tensor, head: &DecodeHead) -> Result<Tensor> {
+        if self.takes_fused_head(x, head) {
+            return self.fused_head(x, head);
+        }
+        let DecodeHead { norm: [gain, shift], hidden, out, epsilon } = *head;
+        let h = self.layer_norm(x, gain, shift, epsilon)?;
+        let h = self.linear(h, hidden[0], Some(hidden[1]), Activation::Relu)?;
+        self.linear(h, out[0], Some(out[1]), Activation::None)
+    }
+
+    fn takes_fused_head(&self, x: Tensor, head: &DecodeHead) -> bool {
+        let (width, outputs) = (x.shape().last(), head.out[0].shape().rows());
+        self.fuses(&[&[x], &head.norm[..], &head.hidden, &head.out].concat())
+            && matches!(x.dims(), [_, 1, _])
+            && x.len() > 0
+            && (1..=WIDEST).contains(&width)
+            && width.is_multiple_of(64)
+            && head.norm.iter().all(|tensor| tensor.dims() == [width])
+            && maps(head.hidden, width, width)
+            && outputs > 0
+            && outputs.is_multiple_of(16)
+            && maps(head.out, width, outputs)
+    }
+
+    /// Two kernels of the chain.
+    fn fused_head(&mut self, x: Tensor, head: &DecodeHead) -> Result<Tensor> {
+        let &[batch, tokens, width] = x.dims() else { unreachable!("checked by takes_fused_head") };
+        let outputs = head.out[0].dims()[0];
+        let mut operands = Vec::with_capacity(6);
+        for [weight, bias] in [head.hidden, head.out] {
+            operands.push(self.operand(weight, DType::BF16)?);
+            operands.push(self.operand(bias, DType::F32)?);
+        }
+        for tensor in head.norm {
+            operands.push(self.operand(tensor, DType::F32)?);
+        }
+        let pair = |i: usize| [Arg::At(operands[2 * i].at), Arg::At(operands[2 * i + 1].at)];
+        let [hidden, last, norm] = [0, 1, 2].map(pair);
+        let between = self.alloc(batch * width, DType::BF16);
+        let out = self.alloc(batch * outputs, DType::F32);
+        if let Some(gpu) = self.gpu() {
+            let (rows, warps) = (batch.div_ceil(SEQUENCES), width / 32);
+            let sizes = [batch, width, width].map(Arg::U32);
+            let tensors = [Arg::At(between.at()), self.view(x)];
+            let args = [&tensors[..], &norm, &hidden, &sizes, &[Arg::F32(head.epsilon)]].concat();
+            let grid = Grid { blocks: (width / 64, rows), threads: width, shared: norm_shared(width, 4) };
+            gpu.launch_chained("decode_head", grid, &args)?;
+
+            let tensors = [Arg::At(out.at()), Arg::NOTHING, Arg::At(between.at())];
+            let sizes = [batch, outputs, width].map(Arg::U32);
+            let grid = Grid { blocks: (outputs / 16, rows), threads: width, shared: warps * SHARE };
+            gpu.launch_chained("decode_project", grid, &[&tensors[..], &last, &sizes].concat())?;
+        }
+        for operand in operands {
+            self.release(operand);
+        }
+        self.give_back(between);
+        Ok(self.push(out, [batch, tokens, outputs], DType::F32, false))
+    }
+}
+
+/// Whether a linear layer has these inputs and outputs.
+fn maps([weight, bias]: [Tensor; 2], inputs: usize, outputs: usize) -> bool {
+    weight.dims() == [outputs, inputs] && bias.dims() == [outputs]
+}
+
+/// Shared memory of the kernels that normalise: gain and shift, and a share per warp and tile of 16 columns.
+fn norm_shared(width: usize, tiles: usize) -> usize {
+    8 * width + width / 32 * tiles * SHARE
 }
 
 #[cfg(test)]
@@ -421,6 +503,58 @@ mod tests {
         error(fits, 0, 0, |block| block.contract[1] = block.expand[1]);
         error(fits, 0, 0, |block| block.mlp_norm[1] = block.expand[1]);
         error(fits, 0, 0, |block| block.value = block.expand);
+        Ok(())
+    }
+
+    /// A head, in shapes that the fused kernels take and in such that they do not.
+    #[test]
+    fn heads_are_the_composition() -> Result<()> {
+        let results =
+            |device: &Device, (batch, tokens, width, outputs, float): (usize, usize, usize, usize, bool)| {
+                let mut builder = ParamsBuilder::new();
+                let bound = (3.0 / width as f32).sqrt();
+                let handles = [
+                    builder.add("gain", [width], Init::Uniform(1.0)),
+                    builder.add("shift", [width], Init::Uniform(1.0)),
+                    builder.add("hidden.weight", [width, width], Init::Uniform(bound)),
+                    builder.add("hidden.bias", [width], Init::Uniform(0.3)),
+                    builder.add("out.weight", [outputs, width], Init::Uniform(bound)),
+                    builder.add("out.bias", [outputs], Init::Uniform(0.3)),
+                ];
+                let params = builder.build(device, "head", 5)?;
+                let shape = [batch, tokens, width];
+                let input = match float {
+                    true => device.float_buffer("x", shape),
+                    false => device.buffer::<f32>("x", shape),
+                };
+                input.write(&values(batch * tokens * width, 3))?;
+                Stepper::new(device, Key::new(0, 0)).infer(|tape| -> Result<Vec<f32>> {
+                    let x = tape.buffer(&input)?;
+                    let mut tensors = Vec::new();
+                    for handle in handles {
+                        tensors.push(tape.param(&params, handle)?);
+                    }
+                    let [norm, hidden, out] = [0, 2, 4].map(|i| [tensors[i], tensors[i + 1]]);
+                    let y = tape.decode_head(x, &DecodeHead { norm, hidden, out, epsilon: EPSILON })?;
+                    assert_eq!(y.dims(), [batch, tokens, outputs]);
+                    tape.read(y)
+                })
+            };
+        let device = Device::under_test(2)?;
+        let tolerance = if device.float() == DType::F32 { 1e-4 } else { 2e-2 };
+        for case in [
+            (64, 1, 256, 512, false),
+            (3, 1, 64, 16, true),
+            (9, 1, 512, 48, false),
+            (2, 3, 128, 64, true),
+            (2, 1, 96, 3, true),
+        ] {
+            let (got, expected) = (results(&device, case)?, results(&Device::cpu(Some(2))?, case)?);
+            let largest = expected.iter().fold(1e-3f32, |m, v| m.max(v.abs()));
+            for (g, e) in got.iter().zip(&expected) {
+                assert!((g - e).abs() <= tolerance * largest, "{case:?}: {g} for {e}");
+            }
+        }
         Ok(())
     }
 

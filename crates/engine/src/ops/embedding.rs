@@ -18,6 +18,8 @@ pub(crate) struct AddPositions {
     out: Tensor,
 }
 
+const EMBEDDING: &str = "embedding";
+
 pub(super) fn check_indices(op: &'static str, indices: &[i32], limit: usize) -> Result<()> {
     match indices.iter().position(|&i| i < 0 || i as usize >= limit) {
         None => Ok(()),
@@ -30,12 +32,11 @@ pub(super) fn check_indices(op: &'static str, indices: &[i32], limit: usize) -> 
 impl Tape {
     /// table[index]: table [V, D], indices i32 [..] -> [.., D]
     pub fn embedding(&mut self, table: Tensor, indices: Tensor) -> Result<Tensor> {
-        const OP: &str = "embedding";
-        self.check_f32(OP, &[table])?;
-        self.check_not_empty(OP, &[table])?;
-        self.check(OP, indices, DType::I32)?;
+        self.check_f32(EMBEDDING, &[table])?;
+        self.check_not_empty(EMBEDDING, &[table])?;
+        self.check(EMBEDDING, indices, DType::I32)?;
         let &[rows, width] = table.dims() else {
-            return Err(Error::BadShape { op: OP, shape: table.shape(), rule: "a table is [V, D]" });
+            return Err(Error::BadShape { op: EMBEDDING, shape: table.shape(), rule: "a table is [V, D]" });
         };
         let shape = indices.shape().appended(width)?;
         let dtype = self.float();
@@ -43,12 +44,12 @@ impl Tape {
         if let Some(gpu) = self.gpu() {
             let (to, n) = (Arg::View(out.at(), dtype), shape.len());
             let sizes = [width, rows, n].map(Arg::U32);
-            let report = [Arg::I32(gpu.op(OP)), Arg::At(gpu.fault())];
+            let report = [Arg::I32(gpu.op(EMBEDDING)), Arg::At(gpu.fault())];
             let args = [&[to, self.view(table), Arg::At(self.at(indices))], &sizes[..], &report].concat();
             gpu.launch("look_up", Grid::elements(n), &args)?;
         } else {
             let (table_v, indices_v) = (self.f32(table), self.i32(indices));
-            check_indices(OP, indices_v, rows)?;
+            check_indices(EMBEDDING, indices_v, rows)?;
             for (out, &index) in out.f32_mut().chunks_exact_mut(width).zip(indices_v) {
                 out.copy_from_slice(&table_v[index as usize * width..][..width]);
             }
@@ -59,6 +60,46 @@ impl Tape {
             self.record(Embedding { table, indices, out });
         }
         Ok(out)
+    }
+
+    /// table[index] + positions[start + t]: table [V, D], indices i32 [B, T], positions [P, D] -> [B, T, D]
+    pub fn embedding_at(
+        &mut self,
+        table: Tensor,
+        indices: Tensor,
+        positions: Tensor,
+        start: usize,
+    ) -> Result<Tensor> {
+        let fits = match (table.dims(), indices.dims(), positions.dims()) {
+            (&[_, width], &[_, time], &[limit, p]) => {
+                width == p && width % 4 == 0 && start.saturating_add(time) <= limit
+            }
+            _ => false,
+        };
+        let plain = self.check_exact(EMBEDDING, &[table, positions]).is_ok()
+            && self.check(EMBEDDING, indices, DType::I32).is_ok()
+            && table.len() > 0
+            && indices.len() > 0
+            && !self.any_needs_grad(&[table, positions]);
+        if self.gpu().is_none() || !fits || !plain {
+            // Also for whatever is wrong: the ops say what.
+            let x = self.embedding(table, indices)?;
+            return self.add_positions(x, positions, start);
+        }
+        let (dtype, width) = (self.float(), table.shape().last());
+        let shape = indices.shape().appended(width)?;
+        let out = self.alloc(shape.len(), dtype);
+        if let Some(gpu) = self.gpu() {
+            let from = self.at(positions) + (4 * start * width) as u64;
+            let at = [self.at(table), self.at(indices), from].map(Arg::At);
+            let period = indices.shape().last() * width;
+            let sizes = [width, table.dims()[0], period, shape.len()].map(Arg::U32);
+            let report = [Arg::I32(gpu.op(EMBEDDING)), Arg::At(gpu.fault())];
+            let args = [&[Arg::View(out.at(), dtype)], &at[..], &sizes, &report].concat();
+            let grid = Grid { threads: 128, ..Grid::blocks((shape.len() / 4).div_ceil(128)) };
+            gpu.launch_chained("decode_embed", grid, &args)?;
+        }
+        Ok(self.push(out, shape, dtype, false))
     }
 
     /// x[b, t] + table[start + t]: x [B, T, D], table [P, D] -> [B, T, D]
@@ -169,6 +210,7 @@ impl Backward for AddPositions {
 mod tests {
     use super::*;
     use crate::testing::{check_gradients, integers, on_tape, values};
+    use crate::{Device, Init, Key, ParamsBuilder, Stepper};
 
     #[test]
     fn gradients() {
@@ -188,6 +230,41 @@ mod tests {
             tape.embedding(x[0], at)
         })?;
         assert_eq!(out, [&table[9..12], &table[0..3]].concat());
+        Ok(())
+    }
+
+    /// Of every width, with gradient and without.
+    #[test]
+    fn rows_at_positions_are_the_sum() -> Result<()> {
+        for width in [3, 4, 64] {
+            let device = Device::under_test(1)?;
+            let mut builder = ParamsBuilder::new();
+            let [table, positions] =
+                ["table", "positions"].map(|name| builder.add(name, [5, width], Init::Uniform(1.0)));
+            let params = builder.build(&device, "tables", 1)?;
+            let mut stepper = Stepper::new(&device, Key::new(0, 0));
+            for (start, message) in [(2, None), (3, Some("position embedding: range 3..6 is outside 0..5"))] {
+                let step = |tape: &mut Tape| -> Result<[Vec<f32>; 2]> {
+                    let (table, positions) = (tape.param(&params, table)?, tape.param(&params, positions)?);
+                    let at = integers(tape, &[4, 0, 1, 3, 3, 2]);
+                    let at = tape.reshape(at, [2, 3])?;
+                    let got = tape.embedding_at(table, at, positions, start)?;
+                    let rows = tape.embedding(table, at)?;
+                    let expected = tape.add_positions(rows, positions, start)?;
+                    Ok([tape.read(got)?, tape.read(expected)?])
+                };
+                for result in [stepper.infer(step), stepper.run(step)] {
+                    match message {
+                        Some(message) => assert_eq!(result.unwrap_err().to_string(), message),
+                        None => {
+                            let [got, expected] = result?;
+                            let rounding = if device.float() == DType::F32 { 0.0 } else { 1e-2 };
+                            assert!(got.iter().zip(&expected).all(|(g, e)| (g - e).abs() <= rounding));
+                        }
+                    }
+                }
+            }
+        }
         Ok(())
     }
 

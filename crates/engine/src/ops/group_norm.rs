@@ -49,15 +49,14 @@ impl Tape {
         let dtype = self.float();
         let mut out = self.alloc(x.len(), dtype);
         let mut statistics = self.alloc(batch * 2 * channels, DType::F32);
-        let sums = Sums::of(x);
+        let sums = Sums::of(x, FORWARD_BLOCKS);
         if let Some(gpu) = self.gpu().filter(|_| sums.fits_one_block()) {
             let (to, statistics) = (Arg::View(out.at(), dtype), Arg::At(statistics.at()));
             let (gain, shift) = (Arg::At(self.at(gain)), Arg::At(self.at(shift)));
             let sizes = [sums.pixels, channels, groups].map(Arg::U32);
             let tensors = [to, statistics, self.view(x), gain, shift];
             let args = [&tensors[..], &sizes, &[Arg::F32(epsilon), Arg::Flag(swish)]].concat();
-            let grid = Grid { blocks: (batch, 1), shared: sums.grid().shared + 16 * channels, ..sums.grid() };
-            gpu.launch("group_norm_whole", grid, &args)?;
+            gpu.launch("group_norm_whole", sums.whole_grid(), &args)?;
         } else if self.gpu().is_some() {
             let parts = self.scratch(sums.len());
             if let Some(gpu) = self.gpu() {
@@ -68,7 +67,7 @@ impl Tape {
                 let (gain, shift) = (Arg::At(self.at(gain)), Arg::At(self.at(shift)));
                 let tensors = [to, at[0], self.view(x), at[1], gain, shift];
                 let rest = [Arg::U32(groups), Arg::F32(epsilon), Arg::Flag(swish)];
-                let grid = Grid { shared: 16 * channels, ..sums.grid() };
+                let grid = Grid { shared: 20 * channels, ..sums.grid() };
                 gpu.launch("group_norm", grid, &[&tensors[..], &sizes, &rest].concat())?;
             }
             self.give_back(parts);
@@ -117,11 +116,23 @@ struct Sums {
     splits: usize,
 }
 
+/// Blocks that run at once on 132 processors, of the kernels of the forward pass and of those of the gradient.
+const FORWARD_BLOCKS: usize = 132 * 6;
+const GRADIENT_BLOCKS: usize = 132 * 5;
+
 impl Sums {
-    fn of(x: Tensor) -> Sums {
+    /// In as many blocks that the last of them, `at_once` running at a time, leave the least of the GPU idle.
+    fn of(x: Tensor, at_once: usize) -> Sums {
         let dims = x.dims();
         let (batch, pixels, channels) = (dims[0], dims[1] * dims[2], dims[3]);
-        Sums { batch, pixels, channels, splits: 1056usize.div_ceil(batch).min(pixels.div_ceil(64)) }
+        let most = (2 * at_once).div_ceil(batch).min(pixels.div_ceil(64));
+        let idle = |splits: &usize| {
+            let blocks = batch * splits;
+            let rounds = blocks.div_ceil(at_once);
+            // Of the time of all rounds, in parts of a thousand.
+            1000 - 1000 * blocks / (rounds * at_once)
+        };
+        Sums { batch, pixels, channels, splits: (1..=most).min_by_key(idle).unwrap_or(1) }
     }
 
     /// Small enough that three launches would take longer than one block per image.
@@ -136,14 +147,22 @@ impl Sums {
     fn grid(&self) -> Grid {
         // A thread keeps to its four channels, so the block is a whole number of pixels.
         let quads = self.channels.div_ceil(4);
-        let threads = if quads <= 256 { 256 / quads * quads } else { quads.min(1024) };
+        let threads = if quads <= 256 { 256 / quads * quads } else { 256 };
         Grid { blocks: (self.batch * self.splits, 1), threads, shared: 2 * threads * 16 }
+    }
+
+    /// For images that fit one block: where the channels divide a warp, whole warps, which add up their pixels before they share them.
+    fn whole_grid(&self) -> Grid {
+        let quads = self.channels / 4;
+        let unit = if 32 % quads == 0 { 32 } else { quads };
+        let threads = (self.pixels * quads).next_multiple_of(unit).min(1024 / unit * unit);
+        Grid { blocks: (self.batch, 1), threads, shared: 4 * self.channels * (2 * (threads / unit) + 5) }
     }
 }
 
 impl GroupNorm {
     fn gpu_backward(self, tape: &mut Tape, dy: Block) -> Result<()> {
-        let sums = Sums::of(self.x);
+        let sums = Sums::of(self.x, GRADIENT_BLOCKS);
         let (batch, channels) = (sums.batch, sums.channels);
         let parts = tape.scratch(sums.len());
         let factors = tape.scratch(batch * 3 * channels);

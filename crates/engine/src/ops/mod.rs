@@ -30,7 +30,7 @@ mod upsample;
 
 pub use cached_attention::KvCache;
 pub use conv::Stride;
-pub use decode::DecodeBlock;
+pub use decode::{DecodeBlock, DecodeHead};
 pub use linear::Activation;
 pub use lstm::Lstm;
 pub use quantise::Quantised;

@@ -108,6 +108,21 @@ __device__ float block_max(float x) {
     return warp_max(lane < warps ? parts[lane] : -__int_as_float(0x7f800000));
 }
 
+// ---- chains: kernels that start before the one before them has ended; see decode.cu ----
+
+__device__ __forceinline__ void await_earlier() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The next kernel may start once every block has said so.
+__device__ __forceinline__ void admit_next() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // ---- random numbers: Philox4x32-10, the same as on the CPU ----
 
 // [key, key, step, step of the step's draws]; the draw's number comes with the launch.

@@ -15,19 +15,6 @@ namespace decode {
 
 constexpr u32 SEQUENCES = 8, MOST_WARPS = 16, CONTRACT_WARPS = 12;
 
-__device__ __forceinline__ void await_earlier() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// The next kernel may start once every block has said so.
-__device__ __forceinline__ void admit_next() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
 // Has an address worked out by now, rather than when it is needed.
 __device__ __forceinline__ void settle(const void* p) { asm volatile("" ::"l"(p)); }
 
@@ -212,6 +199,22 @@ __device__ __forceinline__ uint4 normalised(Place place, bool bf16, u32 width, c
     return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
+// out [.., width] <- table[index] + positions, which come again after `period` elements; n elements in all, four per thread.
+extern "C" __global__ void decode_embed(View out, const float* table, const int* indices, const float* positions, u32 width, u32 entries, u32 period, u32 n, int op, int* fault) {
+    u32 i = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
+    admit_next();
+    float4 position = i < n ? *(const float4*)(positions + i % period) : make_float4(0, 0, 0, 0);
+    await_earlier();
+    if (i >= n) return;
+    u32 index = load_word(indices + i / width);
+    if (index >= entries) {
+        if (i % width == 0) report(fault, INDEX_OUT_OF_RANGE, op, (int)index, (int)(i / width), (int)entries);
+        index = 0;
+    }
+    float4 row = *(const float4*)(table + (size_t)index * width + i % width);
+    put4(out, i, make_float4(row.x + position.x, row.y + position.y, row.z + position.z, row.w + position.w));
+}
+
 // q [batch, width] and the cache at `past` <- layer-norm(x) times three weights [width, width]. A block has 16 columns of each of the three.
 extern "C" __global__ void __launch_bounds__(32 * MOST_WARPS, 2)
 decode_qkv(u16* q, u16* keys, u16* values, View x, const float* gain, const float* shift, const u16* q_weight, const u16* k_weight, const u16* v_weight, const float* q_bias, const float* k_bias, const float* v_bias, u32 batch, u32 width, u32 capacity, u32 past, float epsilon) {
@@ -252,7 +255,7 @@ decode_qkv(u16* q, u16* keys, u16* values, View x, const float* gain, const floa
     }
 }
 
-// out [batch, width] <- x [batch, inputs] times the weight [width, inputs] + bias + start. A block has 16 columns. Its warps load AHEAD chunks
+// out [batch, width] <- x [batch, inputs] times the weight [width, inputs] + bias + start, if there is one. A block has 16 columns. Its warps load AHEAD chunks
 // of 32 inputs each at once, if there are as many, and then one by one what is left over.
 template <int AHEAD> __device__ __forceinline__ void add_product(float* shares, float* out, View start, const u16* x, const u16* weight, const float* bias, u32 batch, u32 width, u32 inputs) {
     u32 lane = threadIdx.x & 31, stride = blockDim.x, first = blockIdx.x * 16, column = threadIdx.x / 32 * 32 + (lane & 3) * 8;
@@ -263,6 +266,7 @@ template <int AHEAD> __device__ __forceinline__ void add_product(float* shares, 
     u32 row = threadIdx.x % 8 * 2, whose = threadIdx.x / 8 % 8, owner = blockIdx.y * SEQUENCES + whose;
     bool joins = threadIdx.x < 64 && owner < batch;
     size_t to = (size_t)owner * width + first + row;
+    bool adds = joins && start.p;
     const u8* residual = address(start, to);
     admit_next();
     bool many = AHEAD == 1 || inputs >= AHEAD * stride;
@@ -282,13 +286,13 @@ template <int AHEAD> __device__ __forceinline__ void add_product(float* shares, 
         uint4 v[AHEAD];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) v[i] = load_words(from + i * stride);
-        if (joins) result = load_pair(residual, start.bf16);
+        if (adds) result = load_pair(residual, start.bf16);
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             multiply_first(even, rows[i], v[i]);
             multiply_second(odd, rows[i], v[i]);
         }
-    } else if (joins) {
+    } else if (adds) {
         result = load_pair(residual, start.bf16);
     }
     if (AHEAD > 1) {
@@ -323,9 +327,8 @@ decode_contract(float* out, View start, const u16* x, const u16* weight, const f
     add_product<4>(shared, out, start, x, weight, bias, batch, width, inputs);
 }
 
-// out [batch, outputs] <- gelu(layer-norm(x) times the weight [outputs, width] + bias). A block has 64 columns.
-extern "C" __global__ void __launch_bounds__(32 * MOST_WARPS, 2)
-decode_expand(u16* out, const float* x, const float* gain, const float* shift, const u16* weight, const float* biases, u32 batch, u32 width, u32 outputs, float epsilon) {
+// out [batch, outputs] <- activate(layer-norm(x) times the weight [outputs, width] + bias). A block has 64 columns.
+template <typename F> __device__ __forceinline__ void normed_product(u16* out, View x, const float* gain, const float* shift, const u16* weight, const float* biases, u32 batch, u32 width, u32 outputs, float epsilon, F activate) {
     extern __shared__ __align__(16) float shared[]; // gain, shift, shares
     __shared__ __align__(16) float bias[64];
     float *shares = shared + 2 * width, part = 1.0f / width;
@@ -335,10 +338,10 @@ decode_expand(u16* out, const float* x, const float* gain, const float* shift, c
     for (int tile = 0; tile < 4; tile++) rows[tile] = load_rows(weight + (size_t)(first + 16 * tile + lane / 4) * width + column, width);
     fetch_norm(shared, gain, shift, width);
     if (threadIdx.x < 16) fetch(bias + threadIdx.x * 4, biases + first + threadIdx.x * 4);
-    Place place = place_in(View{(void*)x, 0}, batch, width);
+    Place place = place_in(x, batch, width);
     await_earlier();
     admit_next();
-    uint4 h = normalised(place, false, width, shared, part, epsilon);
+    uint4 h = normalised(place, x.bf16, width, shared, part, epsilon);
 #pragma unroll
     for (int tile = 0; tile < 4; tile++) {
         float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -351,8 +354,19 @@ decode_expand(u16* out, const float* x, const float* gain, const float* shift, c
         u32 tile = i / 64, row = i % 8 * 2, sequence = blockIdx.y * SEQUENCES + i / 8 % 8, c = tile * 16 + row;
         if (sequence >= batch) continue;
         float2 v = joined<4>(shares, tile, i / 8 % 8, row);
-        *(u32*)(out + (size_t)sequence * outputs + first + c) = narrow_pair(gelu(v.x + bias[c]), gelu(v.y + bias[c + 1]));
+        *(u32*)(out + (size_t)sequence * outputs + first + c) = narrow_pair(activate(v.x + bias[c]), activate(v.y + bias[c + 1]));
     }
+}
+
+extern "C" __global__ void __launch_bounds__(32 * MOST_WARPS, 2)
+decode_expand(u16* out, View x, const float* gain, const float* shift, const u16* weight, const float* bias, u32 batch, u32 width, u32 outputs, float epsilon) {
+    normed_product(out, x, gain, shift, weight, bias, batch, width, outputs, epsilon, [](float v) { return gelu(v); });
+}
+
+// The first half of a head; the second is decode_project without a start.
+extern "C" __global__ void __launch_bounds__(32 * MOST_WARPS, 2)
+decode_head(u16* out, View x, const float* gain, const float* shift, const u16* weight, const float* bias, u32 batch, u32 width, u32 outputs, float epsilon) {
+    normed_product(out, x, gain, shift, weight, bias, batch, width, outputs, epsilon, [](float v) { return relu(v); });
 }
 
 // ---- attention of one query per sequence and head, 64 wide: a block each ----

@@ -90,7 +90,10 @@ extern "C" __global__ void upsample_gradient(View dx, View dy, u32 width, u32 ch
 // ---- group-norm ----
 //
 // Sums over pixels are made per channel by `splits` blocks per image (parts [B, splits, 2, C]) and joined per group afterwards.
-// A block has a multiple of `channels / 4` threads when channels are a multiple of four: each keeps to its four channels.
+// Where channels come in fours, and are not too many, a block has a multiple of `channels / 4` threads and each keeps to its four channels. As many blocks
+// of 256 threads fit on a processor as the bounds say; the launches count on it.
+
+__device__ __forceinline__ bool in_fours(u32 channels) { return channels % 4 == 0 && channels <= 4 * blockDim.x; }
 
 template <typename F> __device__ void channel_sums(u32 pixels, u32 channels, u32 splits, float* parts, F two) {
     extern __shared__ float room[]; // [2][threads][4]
@@ -98,7 +101,7 @@ template <typename F> __device__ void channel_sums(u32 pixels, u32 channels, u32
     u32 first = (u32)((u64)pixels * split / splits), last = (u32)((u64)pixels * (split + 1) / splits);
     float* out = parts + (size_t)blockIdx.x * 2 * channels;
     size_t base = (size_t)image * pixels * channels;
-    if (channels % 4 == 0) {
+    if (in_fours(channels)) {
         u32 quads = channels / 4, lanes = blockDim.x / quads, q = threadIdx.x % quads, lane = threadIdx.x / quads;
         float4 a = make_float4(0, 0, 0, 0), b = a;
         if (lane < lanes)
@@ -127,8 +130,8 @@ template <typename F> __device__ void channel_sums(u32 pixels, u32 channels, u32
 }
 
 // Sums of x - origin and of its square; the origin is the image's first pixel, which keeps squares small when the mean is large.
-extern "C" __global__ void group_norm_sums(View x, float* parts, u32 pixels, u32 channels, u32 splits) {
-    bool wide = channels % 4 == 0;
+extern "C" __global__ void __launch_bounds__(256, 6) group_norm_sums(View x, float* parts, u32 pixels, u32 channels, u32 splits) {
+    bool wide = in_fours(channels);
     channel_sums(pixels, channels, splits, parts, [&](size_t base, size_t at, u32 c, float4& a, float4& b) {
         if (wide) {
             float4 v = get4(x, at), o = get4(x, base + c);
@@ -141,19 +144,22 @@ extern "C" __global__ void group_norm_sums(View x, float* parts, u32 pixels, u32
     });
 }
 
-// Mean and 1 / deviation of a group from its channels' sums of x - origin and its square, in shared memory: totals [4][C] holds sum, squares, mean, inverse.
-__device__ void group_statistics(View x, size_t base, float* totals, u32 pixels, u32 channels, u32 groups, float epsilon) {
+// Mean and 1 / deviation of a group from its channels' sums of x - origin and its square, in shared memory: totals [5][C] holds sum, squares, mean,
+// inverse and origin.
+__device__ void group_statistics(float* totals, u32 pixels, u32 channels, u32 groups, float epsilon) {
     u32 per = channels / groups;
+    const float *sums = totals, *squares = totals + channels, *origin = totals + 4 * channels;
+    double share = 1.0 / ((double)pixels * per);
     for (u32 group = threadIdx.x; group < groups; group += blockDim.x) {
-        double count = (double)pixels * per, total = 0.0, squares = 0.0;
-        for (u32 c = group * per; c < (group + 1) * per; c++) total += (double)totals[c] + pixels * (double)get(x, base + c);
-        double mean = total / count;
+        double total = 0.0, deviation = 0.0;
+        for (u32 c = group * per; c < (group + 1) * per; c++) total += (double)sums[c] + pixels * (double)origin[c];
+        double mean = total * share;
         for (u32 c = group * per; c < (group + 1) * per; c++) {
-            double d = (double)get(x, base + c) - mean;
-            squares += totals[channels + c] + 2.0 * d * totals[c] + pixels * d * d;
+            double d = (double)origin[c] - mean;
+            deviation += squares[c] + 2.0 * d * sums[c] + pixels * d * d;
         }
-        double variance = squares / count;
-        float inverse = (float)(1.0 / sqrt((variance > 0.0 ? variance : (variance != variance ? variance : 0.0)) + epsilon));
+        float variance = (float)(deviation * share);
+        float inverse = 1.0f / sqrtf((variance < 0.0f ? 0.0f : variance) + epsilon);
         for (u32 c = group * per; c < (group + 1) * per; c++) {
             totals[2 * channels + c] = (float)mean;
             totals[3 * channels + c] = inverse;
@@ -169,7 +175,7 @@ __device__ void each_pixel(u32 pixels, u32 channels, u32 splits, M make, W4 four
     u32 image = blockIdx.x / splits, split = blockIdx.x % splits;
     u32 first = (u32)((u64)pixels * split / splits), last = (u32)((u64)pixels * (split + 1) / splits);
     size_t base = (size_t)image * pixels * channels;
-    if (channels % 4 == 0) {
+    if (in_fours(channels)) {
         u32 quads = channels / 4, lanes = blockDim.x / quads, c = 4 * (threadIdx.x % quads), lane = threadIdx.x / quads;
         if (lane >= lanes) return;
         auto prepared = make(image, c);
@@ -201,18 +207,21 @@ __device__ __forceinline__ float before_swish(float dy, float u, int swish) {
     return dy * p * (1.0f + u * (1.0f - p));
 }
 
-// Joins the sums of all blocks of the image, then normalises this block's share. Shared: four floats per channel. The first block of an image writes
+// Joins the sums of all blocks of the image, then normalises this block's share. Shared: five floats per channel. The first block of an image writes
 // its statistics [B, 2, C] for the gradient.
-extern "C" __global__ void group_norm(View out, float* statistics, View x, const float* parts, const float* gain, const float* shift, u32 pixels, u32 channels, u32 splits, u32 groups, float epsilon, int swish) {
+extern "C" __global__ void __launch_bounds__(256, 6) group_norm(View out, float* statistics, View x, const float* parts, const float* gain, const float* shift, u32 pixels, u32 channels, u32 splits, u32 groups, float epsilon, int swish) {
     extern __shared__ float totals[];
     u32 image = blockIdx.x / splits;
     for (u32 i = threadIdx.x; i < 2 * channels; i += blockDim.x) {
+        const float* from = parts + (size_t)image * splits * 2 * channels + i;
         double sum = 0.0;
-        for (u32 s = 0; s < splits; s++) sum += parts[((size_t)image * splits + s) * 2 * channels + i];
+#pragma unroll 8
+        for (u32 s = 0; s < splits; s++) sum += from[s * 2 * channels];
         totals[i] = (float)sum;
+        if (i < channels) totals[4 * channels + i] = get(x, (size_t)image * pixels * channels + i);
     }
     __syncthreads();
-    group_statistics(x, (size_t)image * pixels * channels, totals, pixels, channels, groups, epsilon);
+    group_statistics(totals, pixels, channels, groups, epsilon);
     const float* means = totals + 2 * channels;
     if (blockIdx.x % splits == 0)
         for (u32 i = threadIdx.x; i < 2 * channels; i += blockDim.x) statistics[(size_t)image * 2 * channels + i] = means[i];
@@ -229,45 +238,59 @@ extern "C" __global__ void group_norm(View out, float* statistics, View x, const
         });
 }
 
-// All of it for small images: one block each, whose threads are a multiple of `channels / 4`. Shared: two float4 per thread, four floats per channel.
-extern "C" __global__ void group_norm_whole(View out, float* statistics, View x, const float* gain, const float* shift, u32 pixels, u32 channels, u32 groups, float epsilon, int swish) {
-    extern __shared__ float4 sums[];
-    float* totals = (float*)(sums + 2 * blockDim.x); // sum, squares, mean, inverse of each channel
-    u32 image = blockIdx.x, quads = channels / 4, lanes = blockDim.x / quads, quad = threadIdx.x % quads, lane = threadIdx.x / quads, c = 4 * quad;
-    size_t base = (size_t)image * pixels * channels;
-    float4 a = make_float4(0, 0, 0, 0), b = a, o = get4(x, base + c);
-    for (u32 pixel = lane; pixel < pixels; pixel += lanes) {
-        float4 v = get4(x, base + (size_t)pixel * channels + c);
-        FOUR({ float d = part<e>(v) - part<e>(o); part<e>(a) += d; part<e>(b) += d * d; })
-    }
-    sums[threadIdx.x] = a;
-    sums[blockDim.x + threadIdx.x] = b;
-    __syncthreads();
-    for (u32 i = threadIdx.x; i < 2 * quads; i += blockDim.x) {
-        float4 total = make_float4(0, 0, 0, 0);
-        for (u32 l = 0; l < lanes; l++) {
-            float4 v = sums[i / quads * blockDim.x + l * quads + i % quads];
-            total.x += v.x; total.y += v.y; total.z += v.z; total.w += v.w;
+// All of it for small images: one block each, whose threads are a multiple of `channels / 4` and, where that divides a warp, whole warps. A thread
+// keeps what it has read of its first pixels. Shared: the sums of every warp, or of every pixel that is read at a time; five floats per channel.
+extern "C" __global__ void __launch_bounds__(1024) group_norm_whole(View out, float* statistics, View x, const float* gain, const float* shift, u32 pixels, u32 channels, u32 groups, float epsilon, int swish) {
+    extern __shared__ float shares[]; // [2][rows][C], then [5][C]
+    constexpr u32 KEPT = 4;
+    u32 quads = channels / 4, lanes = blockDim.x / quads, lane = threadIdx.x / quads, c = 4 * (threadIdx.x % quads);
+    bool folds = 32 % quads == 0;
+    u32 rows = folds ? blockDim.x / 32 : lanes, row = folds ? threadIdx.x / 32 : lane;
+    float* totals = shares + 2 * rows * channels;
+    size_t base = (size_t)blockIdx.x * pixels * channels + c;
+    float4 kept[KEPT], a = make_float4(0, 0, 0, 0), b = a, o = get4(x, base);
+#pragma unroll
+    for (u32 i = 0; i < KEPT; i++) kept[i] = lane + i * lanes < pixels ? get4(x, base + (size_t)(lane + i * lanes) * channels) : o;
+    auto add = [&](float4 v) { FOUR({ float d = part<e>(v) - part<e>(o); part<e>(a) += d; part<e>(b) += d * d; }) };
+#pragma unroll
+    for (u32 i = 0; i < KEPT; i++) add(kept[i]);
+    for (u32 pixel = lane + KEPT * lanes; pixel < pixels; pixel += lanes) add(get4(x, base + (size_t)pixel * channels));
+    if (folds)
+        for (u32 step = quads; step < 32; step *= 2) {
+            FOUR({ part<e>(a) += __shfl_xor_sync(~0u, part<e>(a), step); part<e>(b) += __shfl_xor_sync(~0u, part<e>(b), step); })
         }
-        *(float4*)(totals + i / quads * channels + 4 * (i % quads)) = total;
+    if (!folds || (threadIdx.x & 31) < quads) {
+        *(float4*)(shares + row * channels + c) = a;
+        *(float4*)(shares + (rows + row) * channels + c) = b;
+    }
+    if (lane == 0) *(float4*)(totals + 4 * channels + c) = o;
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < 2 * channels; i += blockDim.x) {
+        const float* from = shares + i / channels * rows * channels + i % channels;
+        float sum = 0.0f;
+#pragma unroll 8
+        for (u32 r = 0; r < rows; r++) sum += from[r * channels];
+        totals[i] = sum;
     }
     __syncthreads();
-    group_statistics(x, base, totals, pixels, channels, groups, epsilon);
-    for (u32 i = threadIdx.x; i < 2 * channels; i += blockDim.x) statistics[(size_t)image * 2 * channels + i] = totals[2 * channels + i];
+    group_statistics(totals, pixels, channels, groups, epsilon);
+    for (u32 i = threadIdx.x; i < 2 * channels; i += blockDim.x) statistics[(size_t)blockIdx.x * 2 * channels + i] = totals[2 * channels + i];
     float4 m = *(float4*)(totals + 2 * channels + c), r = *(float4*)(totals + 3 * channels + c);
     float4 g = *(const float4*)(gain + c), h = *(const float4*)(shift + c);
     FOUR({ part<e>(g) *= part<e>(r); part<e>(h) -= part<e>(m) * part<e>(g); })
-    for (u32 pixel = lane; pixel < pixels; pixel += lanes) {
-        size_t at = base + (size_t)pixel * channels + c;
-        float4 v = get4(x, at);
+    auto write = [&](u32 pixel, float4 v) {
         FOUR({ part<e>(v) = swished(part<e>(v) * part<e>(g) + part<e>(h), swish); })
-        put4(out, at, v);
-    }
+        put4(out, base + (size_t)pixel * channels, v);
+    };
+#pragma unroll
+    for (u32 i = 0; i < KEPT; i++)
+        if (lane + i * lanes < pixels) write(lane + i * lanes, kept[i]);
+    for (u32 pixel = lane + KEPT * lanes; pixel < pixels; pixel += lanes) write(pixel, get4(x, base + (size_t)pixel * channels));
 }
 
 // Sums of the gradient before swish and of its product with xhat.
-extern "C" __global__ void group_norm_gradient_sums(View x, View dy, const float* statistics, const float* gain, const float* shift, float* parts, u32 pixels, u32 channels, u32 splits, int swish) {
-    bool wide = channels % 4 == 0;
+extern "C" __global__ void __launch_bounds__(256, 5) group_norm_gradient_sums(View x, View dy, const float* statistics, const float* gain, const float* shift, float* parts, u32 pixels, u32 channels, u32 splits, int swish) {
+    bool wide = in_fours(channels);
     u32 image = blockIdx.x / splits, mine = wide ? 4 * (threadIdx.x % (channels / 4)) : 0;
     const float* s = statistics + (size_t)image * 2 * channels;
     float4 m = make_float4(0, 0, 0, 0), r = m;
@@ -321,7 +344,7 @@ extern "C" __global__ void group_norm_factors(const float* parts, const float* s
     }
 }
 
-extern "C" __global__ void group_norm_gradient(View dx, View x, View dy, const float* statistics, const float* gain, const float* shift, const float* factors, u32 pixels, u32 channels, u32 splits, int swish, int add) {
+extern "C" __global__ void __launch_bounds__(256, 5) group_norm_gradient(View dx, View x, View dy, const float* statistics, const float* gain, const float* shift, const float* factors, u32 pixels, u32 channels, u32 splits, int swish, int add) {
     each_pixel(pixels, channels, splits,
         [&](u32 image, u32 c) {
             Two t = scale_and_offset(statistics, gain, shift, image, channels, c);

@@ -404,25 +404,35 @@ __device__ __forceinline__ void take_larger(float& best, u32& index, float v, u3
 }
 
 // The largest of logit + temperature * Gumbel noise, the first of equals. A block per row. A copy goes to every `stride`th place of `copies`.
+// Part of chains: the first noise is made before the logits are there.
 extern "C" __global__ void sample(int* out, int* copies, u32 stride, View logits, u32 actions, float temperature, const u32* state, u32 site) {
     __shared__ float bests[32];
     __shared__ u32 indices[32];
+    admit_next();
     Draw draw = draw_of(state, site);
     u32 first = blockIdx.x * actions, lane = threadIdx.x & 31, warps = (blockDim.x + 31) / 32;
     float best = -__int_as_float(0x7f800000);
     u32 index = 0x7fffffff;
-    auto noisy = [&](float logit, u32 bits) { return logit - temperature * logf(-logf(open_unit(bits))); };
+    auto noise = [&](u32 bits) { return -temperature * logf(-logf(open_unit(bits))); };
+    auto four = [&](u32 c) {
+        uint4 bits = philox(draw, (first + c) / 4);
+        return make_float4(noise(bits.x), noise(bits.y), noise(bits.z), noise(bits.w));
+    };
     if (actions % 4 == 0) {
-        for (u32 c = 4 * threadIdx.x; c < actions; c += 4 * blockDim.x) {
-            uint4 bits = philox(draw, (first + c) / 4);
+        u32 mine = 4 * threadIdx.x;
+        float4 n = four(mine);
+        await_earlier();
+        for (u32 c = mine; c < actions; c += 4 * blockDim.x) {
+            if (c > mine) n = four(c);
             float4 l = get4(logits, first + c);
-            take_larger(best, index, noisy(l.x, bits.x), c);
-            take_larger(best, index, noisy(l.y, bits.y), c + 1);
-            take_larger(best, index, noisy(l.z, bits.z), c + 2);
-            take_larger(best, index, noisy(l.w, bits.w), c + 3);
+            take_larger(best, index, l.x + n.x, c);
+            take_larger(best, index, l.y + n.y, c + 1);
+            take_larger(best, index, l.z + n.z, c + 2);
+            take_larger(best, index, l.w + n.w, c + 3);
         }
     } else {
-        for (u32 c = threadIdx.x; c < actions; c += blockDim.x) take_larger(best, index, noisy(get(logits, first + c), random_bits(draw, first + c)), c);
+        await_earlier();
+        for (u32 c = threadIdx.x; c < actions; c += blockDim.x) take_larger(best, index, get(logits, first + c) + noise(random_bits(draw, first + c)), c);
     }
     for (int o = 16; o; o >>= 1) take_larger(best, index, __shfl_xor_sync(~0u, best, o), __shfl_xor_sync(~0u, index, o));
     if (lane == 0) {
