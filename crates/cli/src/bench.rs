@@ -22,7 +22,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
     let cases = if args.cases.is_empty() { BenchCase::value_variants().to_vec() } else { args.cases };
     for case in cases {
         forget_peak_memory();
-        device.forget_peak_memory();
+        device.free_step_memory();
         let mut bench = Bench::new(&device, repeats, args.breakdown);
         let seconds = match case {
             BenchCase::Tokenizer => bench.tokenizer(None)?,

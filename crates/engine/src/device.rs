@@ -206,9 +206,10 @@ impl Device {
         self.gpu().map(Gpu::free_memory)
     }
 
-    /// Lets the most that was in use be what is in use now.
-    pub fn forget_peak_memory(&self) {
+    /// Frees what a GPU's steps keep for those that follow, and lets the most that was in use be what is in use now.
+    pub fn free_step_memory(&self) {
         if let Some(gpu) = self.gpu() {
+            gpu.free_arena();
             gpu.forget_peak_memory();
         }
     }

@@ -56,6 +56,8 @@ mod tape;
 
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use cpu::instructions;
 #[cfg(feature = "cuda")]

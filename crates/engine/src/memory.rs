@@ -1,6 +1,6 @@
 //! Memory: cache-line aligned blocks of the host or blocks of a GPU, and the arena that hands the same ones out step after step.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use crate::cuda::{DeviceMemory, Gpu};
 use crate::{Element, Result};
@@ -110,20 +110,26 @@ fn ask_for_huge_pages(_lines: &[Line]) {}
 /// one nothing is allocated any more.
 #[derive(Default)]
 pub(crate) struct Arena {
-    free: HashMap<usize, Vec<Block>>,
+    free: BTreeMap<usize, Vec<Block>>,
     total: usize,
 }
+
+/// How many times larger than asked for a block of a GPU may be: steps of different shapes share an arena there.
+const LARGER: usize = 4;
 
 impl Arena {
     /// A block of `bytes` bytes with unspecified contents. Debug builds fill it with 0xFF (NaN as f32, -1 as i32), so that a
     /// kernel that forgets an element is found by the tests.
     pub fn take(&mut self, bytes: usize, gpu: Option<&Gpu>) -> Block {
-        // A GPU has no memory of no bytes, and must not be asked for new memory while a step is recorded.
-        let capacity = match gpu {
-            Some(_) => bytes.max(1).next_multiple_of(256),
-            None => bytes.next_multiple_of(64),
+        // A GPU has no memory of no bytes.
+        let (capacity, largest) = match gpu {
+            Some(_) => {
+                let capacity = bytes.max(1).next_multiple_of(256);
+                (capacity, LARGER * capacity)
+            }
+            None => (bytes.next_multiple_of(64), bytes.next_multiple_of(64)),
         };
-        let mut block = match self.free.get_mut(&capacity).and_then(Vec::pop) {
+        let mut block = match self.free.range_mut(capacity..=largest).find_map(|(_, blocks)| blocks.pop()) {
             Some(block) => block,
             None => {
                 self.total += capacity;

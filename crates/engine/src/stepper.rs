@@ -8,13 +8,16 @@ use crate::device::Slot;
 use crate::tape::Tape;
 use crate::{Device, Error, Key, Result};
 
-/// Runs steps: owns the arena they allocate from and the counter that keys their randomness.
+/// Runs steps: owns the counter that keys their randomness and the arena they allocate from, which on a GPU all steppers share. Steps on a GPU take
+/// turns; a step must not run another one.
 ///
 /// Inputs reach a step through [`Buffer`]s written before it, results leave it through buffers read after it; in between nothing
 /// touches the host, so a device may record the step once and replay it.
 pub struct Stepper {
     tape: Tape,
     recorded: HashMap<StepId, Recording>,
+    /// How often the GPU's arena had lost memory when the first of them was recorded.
+    losses: u64,
 }
 
 /// What makes a recorded step the same as an earlier one: its name, and a number for everything else that its computation depends on
@@ -34,7 +37,7 @@ enum Recording {
 
 impl Stepper {
     pub fn new(device: &Device, key: Key) -> Stepper {
-        Stepper { tape: Tape::new(device.clone(), key), recorded: HashMap::new() }
+        Stepper { tape: Tape::new(device.clone(), key), recorded: HashMap::new(), losses: 0 }
     }
 
     /// The randomness of the next step. Saving it and giving it back continues the sequence.
@@ -48,7 +51,10 @@ impl Stepper {
 
     /// Bytes of the arena, which keeps every block it ever handed out: with steps of the same shapes, the most they need at once.
     pub fn arena_bytes(&self) -> usize {
-        self.tape.arena_bytes()
+        match self.tape.device.gpu() {
+            Some(gpu) => gpu.turn().arena.bytes(),
+            None => self.tape.arena.bytes(),
+        }
     }
 
     /// Runs one step without gradients: parameters are constants, nothing is recorded.
@@ -67,15 +73,32 @@ impl Stepper {
         &mut self,
         step: impl FnOnce(&mut Tape) -> Result<R, E> + Send,
     ) -> Result<R, E> {
-        let tape = &mut self.tape;
-        let device = tape.device.clone();
-        tape.prepare();
-        let result = device.install(|| step(&mut *tape));
-        tape.reset();
-        tape.key.step += 1;
-        if result.is_err() {
-            // Recordings may use memory that the failed step has lost.
+        self.in_turn(|stepper| {
+            let tape = &mut stepper.tape;
+            let device = tape.device.clone();
+            tape.prepare();
+            let result = device.install(|| step(&mut *tape));
+            tape.reset();
+            tape.key.step += 1;
+            result
+        })
+    }
+
+    /// Lends the tape the memory that all steps of a GPU share.
+    fn in_turn<R, E>(&mut self, work: impl FnOnce(&mut Stepper) -> Result<R, E>) -> Result<R, E> {
+        let device = self.tape.device.clone();
+        let Some(gpu) = device.gpu() else { return work(self) };
+        let mut turn = gpu.turn();
+        if self.losses != turn.losses {
+            self.losses = turn.losses;
             self.recorded.clear();
+        }
+        std::mem::swap(&mut self.tape.arena, &mut turn.arena);
+        let result = work(self);
+        std::mem::swap(&mut self.tape.arena, &mut turn.arena);
+        if result.is_err() {
+            // A failed step does not give back everything it took.
+            turn.losses += 1;
         }
         result
     }
@@ -89,21 +112,22 @@ impl Stepper {
     ) -> Result<(), E> {
         let device = self.tape.device.clone();
         let Some(gpu) = device.gpu() else { return self.run(step) };
-        if !self.recorded.contains_key(&id) {
-            self.run(step)?;
-            self.recorded.insert(id, Recording::Warm);
-            return Ok(());
-        }
-        self.tape.prepare();
-        let done = match self.recorded.get(&id) {
-            Some(Recording::Ready { graph, .. }) if !gpu.traces() => graph.launch().map_err(E::from),
-            _ => self.record(gpu, id, step),
-        };
-        self.tape.key.step += 1;
-        if done.is_err() {
-            self.recorded.clear();
-        }
-        done
+        self.in_turn(|stepper| {
+            stepper.tape.prepare();
+            let done = match stepper.recorded.get(&id) {
+                Some(Recording::Ready { graph, .. }) if !gpu.traces() => graph.launch().map_err(E::from),
+                Some(_) => stepper.record(gpu, id, step),
+                None => {
+                    let tape = &mut stepper.tape;
+                    let done = device.install(|| step(&mut *tape));
+                    tape.reset();
+                    stepper.recorded.insert(id, Recording::Warm);
+                    done
+                }
+            };
+            stepper.tape.key.step += 1;
+            done
+        })
     }
 
     /// Records a step that ran before, and runs the recording.

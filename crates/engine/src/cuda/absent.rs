@@ -1,13 +1,19 @@
 //! What stands for a GPU in builds without the feature: types of which there is no value.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use super::{Arg, Convolution, Direction, Grid, Product, Tail};
+use crate::memory::Arena;
 use crate::{Error, Precision, Result};
 
 pub(crate) enum Gpu {}
 pub(crate) enum DeviceMemory {}
 pub(crate) enum Graph {}
+
+pub(crate) struct Turn {
+    pub arena: Arena,
+    pub losses: u64,
+}
 
 impl Gpu {
     pub fn new(_precision: Precision) -> Result<Arc<Gpu>> {
@@ -24,6 +30,14 @@ impl Gpu {
     }
 
     pub fn synchronise(&self) -> Result<()> {
+        match *self {}
+    }
+
+    pub fn turn(&self) -> MutexGuard<'_, Turn> {
+        match *self {}
+    }
+
+    pub fn free_arena(&self) {
         match *self {}
     }
 

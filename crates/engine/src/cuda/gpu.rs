@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use cudarc::driver::{result, sys};
 
@@ -10,6 +10,7 @@ use super::conv::Convolutions;
 use super::gemm::Products;
 use super::module::Module;
 use super::{Arg, Convolution, Direction, Grid, Product, Tail, library};
+use crate::memory::Arena;
 use crate::{DType, Error, Precision, Result};
 
 /// Working memory of cuBLASLt and cuDNN.
@@ -46,6 +47,7 @@ pub(crate) struct Gpu {
     products: Mutex<Products>,
     convolutions: Mutex<Convolutions>,
     workspace: DeviceMemory,
+    turn: Mutex<Turn>,
     name: String,
     precision: Precision,
     trace: Mutex<Option<Trace>>,
@@ -57,6 +59,15 @@ pub(crate) struct Gpu {
     /// Bytes of shared memory that a block can have.
     shared: usize,
     core: Arc<Core>,
+}
+
+/// What a step has while it runs: steps take turns.
+#[derive(Default)]
+pub(crate) struct Turn {
+    /// The memory of all steps. Recorded ones keep using the blocks they were recorded with.
+    pub arena: Arena,
+    /// Counts the times that some of it was lost: what was recorded before must not run again.
+    pub losses: u64,
 }
 
 /// What ran, between which events; see [`Gpu::begin_trace`].
@@ -216,6 +227,7 @@ impl Gpu {
             products: Mutex::new(Products::new()?),
             convolutions: Mutex::new(Convolutions::new(stream)?),
             workspace: DeviceMemory::new(&core, WORKSPACE),
+            turn: Mutex::default(),
             name,
             precision,
             trace: Mutex::new(None),
@@ -240,6 +252,24 @@ impl Gpu {
     /// Makes this thread one that can talk to the GPU.
     pub fn enter(&self) -> Result<()> {
         self.core.enter()
+    }
+
+    /// Waits until no other step runs.
+    pub fn turn(&self) -> MutexGuard<'_, Turn> {
+        self.turn.lock().unwrap_or_else(|poisoned| {
+            // A step panicked with the memory in its hands.
+            self.turn.clear_poison();
+            let mut turn = poisoned.into_inner();
+            turn.losses += 1;
+            turn
+        })
+    }
+
+    /// Frees the memory of steps; those recorded are recorded anew.
+    pub fn free_arena(&self) {
+        let mut turn = self.turn();
+        turn.arena = Arena::default();
+        turn.losses += 1;
     }
 
     /// (bytes in use, the most there were)
@@ -489,7 +519,8 @@ impl Gpu {
     /// From here to [`end_recording`](Gpu::end_recording) work is written down instead of done.
     pub fn begin_recording(&self) -> Result<()> {
         self.core.check()?;
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // The arena may have to take memory for the step while it is written down.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is alive and nobody else records on it.
         unsafe { result::stream::begin_capture(self.core.stream(), mode) }
             .map_err(driver("recording a step"))?;

@@ -82,7 +82,7 @@ struct BoundParams {
 /// The record of a running step. Ops are methods; each lives in its own file under `ops`.
 pub struct Tape {
     pub(crate) device: Device,
-    arena: Arena,
+    pub(crate) arena: Arena,
     nodes: Vec<Node>,
     records: Vec<Record>,
     /// Inputs of ops that take any number of them; records hold ranges of it.
@@ -119,10 +119,6 @@ impl Tape {
             recording: true,
             walked: 0,
         }
-    }
-
-    pub(crate) fn arena_bytes(&self) -> usize {
-        self.arena.bytes()
     }
 
     /// The buffers that the step uses so far.

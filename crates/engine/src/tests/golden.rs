@@ -1,12 +1,12 @@
-//! Ops against PyTorch, where a convention could differ: epsilon, padding, ties, gate order, ignored labels (`golden/make_ops.py`).
+//! Ops against PyTorch, where a convention could differ: epsilon, padding, ties, gate order, ignored labels (`tests/golden/make_ops.py`).
 
-use engine::{
+use crate::{
     Activation, Adam, Device, Init, Key, Lstm, ParamsBuilder, Result, Shape, Stepper, Stride, Tape, Tensor,
 };
 use serde_json::Value;
 
 fn golden() -> Value {
-    serde_json::from_str(include_str!("golden/ops.json")).unwrap()
+    serde_json::from_str(include_str!("../../tests/golden/ops.json")).unwrap()
 }
 
 fn numbers(value: &Value) -> Vec<f32> {

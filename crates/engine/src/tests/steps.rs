@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use engine::{
+use crate::{
     Activation, Adam, Device, Error, Init, Key, Lstm, Param, Params, ParamsBuilder, Result, Stepper, Stride,
     Tape, Tensor,
 };
@@ -141,9 +141,9 @@ fn looked_up_transposed(tape: &Tape, x: Tensor) -> Result<Tensor> {
 struct Run {
     device: Device,
     net: Net,
-    frames: engine::Buffer,
-    labels: engine::Buffer,
-    loss: engine::Buffer,
+    frames: crate::Buffer,
+    labels: crate::Buffer,
+    loss: crate::Buffer,
     stepper: Stepper,
     /// Whether this run's allocations are counted.
     watched: bool,
