@@ -8,7 +8,7 @@ use cudarc::driver::{result, sys};
 
 use super::conv::Convolutions;
 use super::gemm::Products;
-use super::module::Module;
+use super::module::{self, Image, Module};
 use super::{Arg, Convolution, Direction, Grid, Product, Tail, library};
 use crate::memory::Arena;
 use crate::{DType, Error, Precision, Result};
@@ -189,6 +189,25 @@ impl Gpu {
         library::load()?;
         let (device, _) = first_gpu()?;
         let name = result::device::get_name(device).map_err(driver("finding the GPU"))?;
+        let capability = capability(device)?;
+        if capability < (8, 0) {
+            let (major, minor) = capability;
+            let reason = format!("{name} has compute capability {major}.{minor}; at least 8.0 is needed");
+            return Err(Error::NoGpu { reason });
+        }
+        // The first time on a machine, kernels are compiled while the rest starts.
+        std::thread::scope(|scope| {
+            let images = scope.spawn(|| module::images(capability));
+            let images = || images.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            Gpu::start(precision, (device, name, capability), images)
+        })
+    }
+
+    fn start(
+        precision: Precision,
+        (device, name, capability): (sys::CUdevice, String, (i32, i32)),
+        images: impl FnOnce() -> Result<Vec<Image>>,
+    ) -> Result<Arc<Gpu>> {
         // SAFETY: a valid device; released when the core is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(driver("starting the GPU"))?;
         // SAFETY: the context was just retained.
@@ -212,21 +231,17 @@ impl Gpu {
             fault,
             ops: Mutex::new(Vec::new()),
         });
-        let capability = capability(device)?;
-        if capability < (8, 0) {
-            let (major, minor) = capability;
-            let reason = format!("{name} has compute capability {major}.{minor}; at least 8.0 is needed");
-            return Err(Error::NoGpu { reason });
-        }
         let most = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         // SAFETY: a valid device.
         let shared =
             unsafe { result::device::get_attribute(device, most) }.map_err(driver("asking the GPU"))?;
+        let (products, convolutions) = (Products::new()?, Convolutions::new(stream)?);
+        let workspace = DeviceMemory::new(&core, WORKSPACE);
         let gpu = Gpu {
-            module: Module::new(capability)?,
-            products: Mutex::new(Products::new()?),
-            convolutions: Mutex::new(Convolutions::new(stream)?),
-            workspace: DeviceMemory::new(&core, WORKSPACE),
+            module: Module::new(images()?)?,
+            products: Mutex::new(products),
+            convolutions: Mutex::new(convolutions),
+            workspace,
             turn: Mutex::default(),
             name,
             precision,

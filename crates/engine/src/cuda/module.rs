@@ -11,8 +11,10 @@ use cudarc::nvrtc;
 use super::gpu::driver;
 use crate::{Error, Result};
 
-const SOURCES: [&str; 7] = [
-    include_str!("kernels/common.cu"),
+/// What stands in front of each program.
+const COMMON: &str = include_str!("kernels/common.cu");
+
+const PROGRAMS: [&str; 6] = [
     include_str!("kernels/elementwise.cu"),
     include_str!("kernels/image.cu"),
     include_str!("kernels/rows.cu"),
@@ -24,36 +26,78 @@ const SOURCES: [&str; 7] = [
 /// Compiled functions by name.
 type Functions = Mutex<HashMap<&'static str, usize>>;
 
+/// A program's machine code.
+pub(super) struct Image {
+    program: &'static str,
+    target: String,
+    bytes: Vec<u8>,
+    /// Whether it was made in an earlier run.
+    kept: bool,
+}
+
+/// All programs for a GPU of this compute capability, compiled side by side where they were not kept. No GPU has to have been started.
+pub(super) fn images((major, minor): (i32, i32)) -> Result<Vec<Image>> {
+    // Hopper's own instructions need the name with an "a", which runs on that chip alone.
+    let target = format!("sm_{major}{minor}{}", if (major, minor) == (9, 0) { "a" } else { "" });
+    std::thread::scope(|scope| {
+        let made = PROGRAMS.map(|program| scope.spawn(|| Image::new(program, &target)));
+        let all = made.into_iter().map(|image| match image.join() {
+            Ok(image) => image,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        all.collect()
+    })
+}
+
+impl Image {
+    fn new(program: &'static str, target: &str) -> Result<Image> {
+        let target = target.to_string();
+        match kept_at(program, &target).and_then(|path| read_kept(&path)) {
+            Some(bytes) => Ok(Image { program, target, bytes, kept: true }),
+            None => Image::compiled(program, target),
+        }
+    }
+
+    fn compiled(program: &'static str, target: String) -> Result<Image> {
+        let bytes = compile(&[COMMON, program].concat(), &target)?;
+        if let Some(path) = kept_at(program, &target) {
+            keep(&path, &bytes);
+        }
+        Ok(Image { program, target, bytes, kept: false })
+    }
+
+    fn load(&self) -> Result<sys::CUmodule> {
+        // SAFETY: a whole image of machine code, which the driver checks and copies.
+        unsafe { result::module::load_data(self.bytes.as_ptr().cast()) }.map_err(driver("loading kernels"))
+    }
+}
+
+/// The loaded programs.
 pub(super) struct Module {
-    module: sys::CUmodule,
+    programs: Vec<sys::CUmodule>,
     functions: Functions,
     /// Those of kernels that overlap.
     chained: Functions,
 }
 
-// SAFETY: a handle of the driver's, used under the GPU's rules.
+// SAFETY: handles of the driver's, used under the GPU's rules.
 unsafe impl Send for Module {}
 // SAFETY: as above.
 unsafe impl Sync for Module {}
 
 impl Module {
-    pub fn new((major, minor): (i32, i32)) -> Result<Module> {
-        let source = SOURCES.concat();
-        // Hopper's own instructions need the name with an "a", which runs on that chip alone.
-        let target = format!("sm_{major}{minor}{}", if (major, minor) == (9, 0) { "a" } else { "" });
-        let path = kept_at(&source, &target);
-        let kept = path.as_ref().and_then(|path| read_kept(path)).and_then(|image| load(&image).ok());
-        let module = match kept {
-            Some(module) => module,
-            None => {
-                let image = compile(&source, &target)?;
-                if let Some(path) = path {
-                    keep(&path, &image);
-                }
-                load(&image)?
-            }
-        };
-        Ok(Module { module, functions: Functions::default(), chained: Functions::default() })
+    pub fn new(images: Vec<Image>) -> Result<Module> {
+        let mut module =
+            Module { programs: Vec::new(), functions: Functions::default(), chained: Functions::default() };
+        for image in images {
+            let loaded = match image.load() {
+                // What another driver has left may not run with this one.
+                Err(_) if image.kept => Image::compiled(image.program, image.target)?.load()?,
+                loaded => loaded?,
+            };
+            module.programs.push(loaded);
+        }
+        Ok(module)
     }
 
     pub fn function(&self, name: &'static str) -> Result<sys::CUfunction> {
@@ -63,8 +107,10 @@ impl Module {
             return Ok(found as sys::CUfunction);
         }
         let c_name = CString::new(name).map_err(|e| missing(e.to_string()))?;
-        // SAFETY: the module is alive as long as this.
-        let function = unsafe { result::module::get_function(self.module, c_name) }.map_err(driver(name))?;
+        // SAFETY: the programs are loaded as long as this lives.
+        let find = |program| unsafe { result::module::get_function(program, c_name.clone()) }.ok();
+        let found = self.programs.iter().copied().find_map(find);
+        let function = found.ok_or_else(|| missing("no program has this kernel".into()))?;
         functions.insert(name, function as usize);
         Ok(function)
     }
@@ -99,17 +145,13 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: loaded in `new`; the GPU drops it before its context.
-        unsafe {
-            let _ = result::module::unload(self.module);
+        for program in &self.programs {
+            // SAFETY: loaded in `new`; the GPU drops it before its context.
+            unsafe {
+                let _ = result::module::unload(*program);
+            }
         }
     }
-}
-
-/// Loads an image that was just compiled, or that is what was kept of one.
-fn load(image: &[u8]) -> Result<sys::CUmodule> {
-    // SAFETY: a whole image of machine code, which the driver checks and copies.
-    unsafe { result::module::load_data(image.as_ptr().cast()) }.map_err(driver("loading kernels"))
 }
 
 fn compile(source: &str, target: &str) -> Result<Vec<u8>> {
@@ -136,11 +178,11 @@ fn compile(source: &str, target: &str) -> Result<Vec<u8>> {
     }
 }
 
-/// Where compiled kernels are kept: a file per source and target in the user's cache folder.
-fn kept_at(source: &str, target: &str) -> Option<PathBuf> {
+/// Where a compiled program is kept: a file per source and target in the user's cache folder.
+fn kept_at(program: &str, target: &str) -> Option<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
-    let hash = hash(source.as_bytes());
+    let hash = hash([COMMON, program].concat().as_bytes());
     Some(cache.join("iris").join(format!("kernels-{target}-{hash:016x}.cubin")))
 }
 

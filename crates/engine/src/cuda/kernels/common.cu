@@ -59,6 +59,10 @@ __device__ __forceinline__ void put4_or_add(View v, size_t i, float4 x, int add)
 // Tensors have fewer than 2^31 elements: 32-bit indices, whose divisions are several times cheaper.
 #define EACH(i, n) for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += gridDim.x * blockDim.x)
 
+// A warp per row.
+#define WARP_ROWS(row, rows) \
+    for (u32 row = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5); row < (rows); row += gridDim.x * (blockDim.x >> 5))
+
 // The statements for each of the four elements `e`, with part<e>(v) for that of a float4.
 #define FOUR(...) { { constexpr int e = 0; __VA_ARGS__ } { constexpr int e = 1; __VA_ARGS__ } { constexpr int e = 2; __VA_ARGS__ } { constexpr int e = 3; __VA_ARGS__ } }
 
@@ -176,14 +180,6 @@ __device__ void report(int* fault, int code, int op, int value, int position, in
 
 #define INDEX_OUT_OF_RANGE 1
 #define NOT_FINITE 2
-
-extern "C" __global__ void check_indices(const int* x, u32 n, int low, int limit, int op, int* fault) {
-    EACH(i, n) if (x[i] < low || x[i] >= limit) report(fault, INDEX_OUT_OF_RANGE, op, x[i], (int)i, limit);
-}
-
-extern "C" __global__ void check_finite(const float* x, int op, int* fault) {
-    if (!isfinite(*x)) report(fault, NOT_FINITE, op, __float_as_int(*x), 0, 0);
-}
 
 // ---- activations ----
 

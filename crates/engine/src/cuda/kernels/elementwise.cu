@@ -276,3 +276,13 @@ extern "C" __global__ void scatter_rows_bytes(u8* table, const u8* x, const int*
         if (index < rows) table[(size_t)index * row + i % row] = x[i];
     }
 }
+
+// ---- faults ----
+
+extern "C" __global__ void check_indices(const int* x, u32 n, int low, int limit, int op, int* fault) {
+    EACH(i, n) if (x[i] < low || x[i] >= limit) report(fault, INDEX_OUT_OF_RANGE, op, x[i], (int)i, limit);
+}
+
+extern "C" __global__ void check_finite(const float* x, int op, int* fault) {
+    if (!isfinite(*x)) report(fault, NOT_FINITE, op, __float_as_int(*x), 0, 0);
+}

@@ -1,8 +1,5 @@
 // A result per row, or rows that need their own sums: a warp or a block per row.
 
-#define WARP_ROWS(row, rows) \
-    for (u32 row = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5); row < (rows); row += gridDim.x * (blockDim.x >> 5))
-
 // Rows of up to 1024 elements, a multiple of 128, stay in registers: QUADS float4s per lane.
 #define QUADS 8
 #define IN_REGISTERS(width) ((width) % 128 == 0 && (width) <= 128 * QUADS)
