@@ -7,39 +7,18 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use cudarc::driver::{result, sys};
 
 use super::conv::Convolutions;
+use super::core::{Core, DeviceMemory, FAULT_WORDS, capability, driver, first_gpu};
 use super::gemm::Products;
 use super::module::{self, Image, Module};
+use super::trace::Trace;
 use super::{Arg, Convolution, Direction, Grid, Product, Tail, library};
 use crate::memory::Arena;
 use crate::{DType, Error, Precision, Result};
 
 /// Working memory of cuBLASLt and cuDNN.
 const WORKSPACE: usize = 256 << 20;
-/// Words of the fault report: code, op, value, position, limit.
-const FAULT_WORDS: usize = 5;
-
-/// What memory on the GPU needs to live and to be freed.
-struct Core {
-    device: sys::CUdevice,
-    context: sys::CUcontext,
-    stream: sys::CUstream,
-    /// Whether the last thing asked of the stream was a kernel that lets the next one start before it ends.
-    chained: AtomicBool,
-    /// Bytes in use, and the most there were.
-    used: AtomicUsize,
-    peak: AtomicUsize,
-    /// The first thing that went wrong where nothing could be returned; every later call reports it.
-    failure: Mutex<Option<Error>>,
-    /// Where kernels report what they find wrong.
-    fault: u64,
-    /// Names of ops that report faults, by number.
-    ops: Mutex<Vec<&'static str>>,
-}
-
-// SAFETY: the handles are the driver's, which may be used from any thread that has entered the context; all work goes to one stream, in order.
-unsafe impl Send for Core {}
-// SAFETY: as above.
-unsafe impl Sync for Core {}
+/// The CUDA version of the oldest driver that has all we ask of it.
+const OLDEST_DRIVER: i32 = 12_040;
 
 pub(crate) struct Gpu {
     // Freed before the core, whose context they need.
@@ -50,15 +29,15 @@ pub(crate) struct Gpu {
     turn: Mutex<Turn>,
     name: String,
     precision: Precision,
-    trace: Mutex<Option<Trace>>,
-    tracing: AtomicBool,
+    pub(super) trace: Mutex<Option<Trace>>,
+    pub(super) tracing: AtomicBool,
     /// Whether work is being written down instead of done.
-    recording: AtomicBool,
+    pub(super) recording: AtomicBool,
     /// Whether a kernel can start before the one before it has ended.
     overlaps: bool,
     /// Bytes of shared memory that a block can have.
     shared: usize,
-    core: Arc<Core>,
+    pub(super) core: Arc<Core>,
 }
 
 /// What a step has while it runs: steps take turns.
@@ -70,120 +49,6 @@ pub(crate) struct Turn {
     pub losses: u64,
 }
 
-/// What ran, between which events; see [`Gpu::begin_trace`].
-type Trace = Vec<(String, Event, Event)>;
-
-#[derive(Clone, Copy)]
-struct Event(sys::CUevent);
-
-// SAFETY: a handle of the driver's, used under the GPU's rules.
-unsafe impl Send for Event {}
-
-pub(super) fn driver(what: &'static str) -> impl Fn(result::DriverError) -> Error {
-    move |e| {
-        let reason = match e.0 {
-            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-                "its memory is full; smaller batches need less, or other programs use it".into()
-            }
-            _ => e.to_string(),
-        };
-        Error::Gpu { what, reason }
-    }
-}
-
-/// The first GPU, and how many there are. The driver must have been loaded.
-pub(super) fn first_gpu() -> Result<(sys::CUdevice, usize)> {
-    let none = |reason: String| Error::NoGpu { reason };
-    let unseen = "the NVIDIA driver sees none: look at what `nvidia-smi` says, and whether CUDA_VISIBLE_DEVICES hides it";
-    result::init().map_err(|e| match e.0 {
-        sys::CUresult::CUDA_ERROR_NO_DEVICE => none(unseen.into()),
-        _ => none(format!("the NVIDIA driver does not start: {e}")),
-    })?;
-    match result::device::get_count().map_err(driver("counting GPUs"))? {
-        ..=0 => Err(none(unseen.into())),
-        count => Ok((result::device::get(0).map_err(driver("finding the GPU"))?, count as usize)),
-    }
-}
-
-/// A GPU's compute capability: (major, minor).
-pub(super) fn capability(device: sys::CUdevice) -> Result<(i32, i32)> {
-    use sys::CUdevice_attribute as Attribute;
-    let attribute = |which| {
-        // SAFETY: a valid device.
-        unsafe { result::device::get_attribute(device, which) }.map_err(driver("asking the GPU"))
-    };
-    Ok((
-        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-    ))
-}
-
-impl Core {
-    fn enter(&self) -> Result<()> {
-        // SAFETY: the context is alive as long as the core.
-        unsafe { result::ctx::set_current(self.context) }.map_err(driver("choosing the GPU"))
-    }
-
-    /// The stream, for anything that starts when everything before it has ended.
-    fn stream(&self) -> sys::CUstream {
-        self.chained.store(false, Ordering::Relaxed);
-        self.stream
-    }
-
-    fn fail(&self, error: Error) {
-        if let Ok(mut failure) = self.failure.lock() {
-            failure.get_or_insert(error);
-        }
-    }
-
-    fn check(&self) -> Result<()> {
-        let failure = self.failure.lock().ok().and_then(|failure| failure.clone());
-        failure.map_or(Ok(()), Err)
-    }
-
-    fn wait(&self) -> Result<()> {
-        self.check()?;
-        self.enter()?;
-        // SAFETY: the stream is alive as long as the core.
-        unsafe { result::stream::synchronize(self.stream) }.map_err(driver("waiting for the GPU"))?;
-        self.check_faults()
-    }
-
-    fn check_faults(&self) -> Result<()> {
-        let mut words = [0i32; FAULT_WORDS];
-        // SAFETY: the words were allocated in `Gpu::new`, and nothing is running.
-        unsafe { result::memcpy_dtoh_sync(&mut words, self.fault) }.map_err(driver("waiting for the GPU"))?;
-        let [code, op, value, position, limit] = words;
-        if code == 0 {
-            return Ok(());
-        }
-        // SAFETY: as above.
-        unsafe { result::memset_d8_sync(self.fault, 0, FAULT_WORDS * 4) }
-            .map_err(driver("waiting for the GPU"))?;
-        let op = self.ops.lock().ok().and_then(|ops| ops.get(op as usize).copied()).unwrap_or("a kernel");
-        Err(match code {
-            1 => Error::IndexOutOfRange {
-                op,
-                index: i64::from(value),
-                position: position as usize,
-                limit: limit as usize,
-            },
-            _ => Error::NotFinite { what: op, value: f32::from_bits(value as u32) },
-        })
-    }
-}
-
-impl Drop for Core {
-    fn drop(&mut self) {
-        // SAFETY: created in `Gpu::new`, used by nobody any more: everything that uses them holds the core.
-        unsafe {
-            let _ = result::stream::synchronize(self.stream);
-            let _ = result::stream::destroy(self.stream);
-            let _ = result::primary_ctx::release(self.device);
-        }
-    }
-}
-
 impl Gpu {
     pub fn new(precision: Precision) -> Result<Arc<Gpu>> {
         library::load()?;
@@ -193,6 +58,13 @@ impl Gpu {
         if capability < (8, 0) {
             let (major, minor) = capability;
             let reason = format!("{name} has compute capability {major}.{minor}; at least 8.0 is needed");
+            return Err(Error::NoGpu { reason });
+        }
+        let mut version = 0;
+        // SAFETY: the driver was loaded.
+        unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(driver("asking the GPU"))?;
+        if version < OLDEST_DRIVER {
+            let reason = "the NVIDIA driver is too old: 550 or newer is needed, 580 for CUDA 13".into();
             return Err(Error::NoGpu { reason });
         }
         // The first time on a machine, kernels are compiled while the rest starts.
@@ -337,61 +209,6 @@ impl Gpu {
     /// Waits until everything asked for is done, and reports what went wrong on the way.
     pub fn synchronise(&self) -> Result<()> {
         self.core.wait()
-    }
-
-    /// Whether everything is being timed.
-    pub fn traces(&self) -> bool {
-        self.tracing.load(Ordering::Relaxed)
-    }
-
-    /// From here to [`end_trace`](Gpu::end_trace) everything that runs is timed by itself.
-    pub fn begin_trace(&self) {
-        self.tracing.store(true, Ordering::Relaxed);
-        if let Ok(mut trace) = self.trace.lock() {
-            *trace = Some(Vec::new());
-        }
-    }
-
-    /// (what ran, seconds), in order.
-    pub fn end_trace(&self) -> Result<Vec<(String, f64)>> {
-        self.tracing.store(false, Ordering::Relaxed);
-        let trace = self.trace.lock().ok().and_then(|mut trace| trace.take()).unwrap_or_default();
-        self.core.wait()?;
-        let mut times = Vec::with_capacity(trace.len());
-        for (name, start, end) in trace {
-            // SAFETY: events that were recorded in `timed`, and are over.
-            let ms = unsafe {
-                let ms = result::event::elapsed(start.0, end.0).map_err(driver("timing"))?;
-                let _ = result::event::destroy(start.0);
-                let _ = result::event::destroy(end.0);
-                ms
-            };
-            times.push((name, f64::from(ms) / 1e3));
-        }
-        Ok(times)
-    }
-
-    fn timed(&self, name: impl FnOnce() -> String, work: impl FnOnce() -> Result<()>) -> Result<()> {
-        let Ok(mut trace) = self.trace.lock() else { return work() };
-        let Some(trace) = trace.as_mut() else { return work() };
-        // Inside a recording the event is part of it.
-        let flags = match self.recording.load(Ordering::Relaxed) {
-            true => sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32,
-            false => sys::CUevent_record_flags::CU_EVENT_RECORD_DEFAULT as u32,
-        };
-        let mark = || -> Result<Event> {
-            let event =
-                result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(driver("timing"))?;
-            // SAFETY: the event was just created, the stream is alive.
-            unsafe { sys::cuEventRecordWithFlags(event, self.core.stream, flags) }
-                .result()
-                .map_err(driver("timing"))?;
-            Ok(Event(event))
-        };
-        let start = mark()?;
-        work()?;
-        trace.push((name(), start, mark()?));
-        Ok(())
     }
 
     pub fn launch(&self, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
@@ -592,77 +409,6 @@ fn pack(arg: Arg) -> [u64; 2] {
         Arg::F32(x) => [u64::from(x.to_bits()), 0],
         Arg::F64(x) => [x.to_bits(), 0],
         Arg::Flag(x) => [u64::from(x), 0],
-    }
-}
-
-/// Memory of the GPU, zeroed when it is made.
-pub(crate) struct DeviceMemory {
-    core: Arc<Core>,
-    at: u64,
-    bytes: usize,
-}
-
-impl DeviceMemory {
-    fn new(core: &Arc<Core>, bytes: usize) -> DeviceMemory {
-        let make = || -> Result<u64> {
-            core.check()?;
-            core.enter()?;
-            // SAFETY: freed when this is dropped.
-            let at = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(driver("taking memory"))?;
-            // SAFETY: just allocated.
-            unsafe { result::memset_d8_async(at, 0, bytes.max(1), core.stream()) }
-                .map_err(driver("taking memory"))?;
-            Ok(at)
-        };
-        let at = make().unwrap_or_else(|error| {
-            core.fail(error);
-            0
-        });
-        if at != 0 {
-            let used = core.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
-            core.peak.fetch_max(used, Ordering::Relaxed);
-        }
-        DeviceMemory { core: core.clone(), at, bytes }
-    }
-
-    pub fn at(&self) -> u64 {
-        self.at
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Replaces the bytes from `start` on, after everything asked for before.
-    pub fn write(&self, start: usize, bytes: &[u8]) -> Result<()> {
-        self.core.check()?;
-        self.core.enter()?;
-        // SAFETY: inside the allocation (callers check ranges); pageable memory is staged before the call returns.
-        unsafe { result::memcpy_htod_async(self.at + start as u64, bytes, self.core.stream()) }
-            .map_err(driver("copying to the GPU"))
-    }
-
-    /// Waits for the GPU and copies bytes from `start` on.
-    pub fn read(&self, start: usize, bytes: &mut [u8]) -> Result<()> {
-        self.core.check()?;
-        self.core.enter()?;
-        // SAFETY: inside the allocation; waited for before the slice is used.
-        unsafe { result::memcpy_dtoh_async(bytes, self.at + start as u64, self.core.stream()) }
-            .map_err(driver("copying from the GPU"))?;
-        self.core.wait()
-    }
-}
-
-impl Drop for DeviceMemory {
-    fn drop(&mut self) {
-        if self.at != 0 {
-            self.core.used.fetch_sub(self.bytes, Ordering::Relaxed);
-            // SAFETY: allocated in `new`; work that uses it was asked for before, and freeing waits for it.
-            unsafe {
-                let _ = result::ctx::set_current(self.core.context);
-                let _ = result::free_sync(self.at);
-            }
-        }
     }
 }
 

@@ -7,6 +7,8 @@ mod absent;
 #[cfg(feature = "cuda")]
 mod conv;
 #[cfg(feature = "cuda")]
+mod core;
+#[cfg(feature = "cuda")]
 mod gemm;
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -16,11 +18,15 @@ mod library;
 mod module;
 #[cfg(feature = "cuda")]
 mod report;
+#[cfg(feature = "cuda")]
+mod trace;
 
 #[cfg(not(feature = "cuda"))]
 pub(crate) use absent::{DeviceMemory, Gpu, Graph};
 #[cfg(feature = "cuda")]
-pub(crate) use gpu::{DeviceMemory, Gpu, Graph};
+pub(crate) use core::DeviceMemory;
+#[cfg(feature = "cuda")]
+pub(crate) use gpu::{Gpu, Graph};
 #[cfg(feature = "cuda")]
 pub use library::{Library, libraries, library_folders};
 #[cfg(feature = "cuda")]

@@ -1,14 +1,14 @@
 //! Our kernels: compiled once per machine and kept between runs.
 
-use std::collections::HashMap;
-use std::ffi::CString;
+use std::collections::{HashMap, HashSet};
+use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use cudarc::driver::{result, sys};
 use cudarc::nvrtc;
 
-use super::gpu::driver;
+use super::core::driver;
 use crate::{Error, Result};
 
 /// What stands in front of each program.
@@ -22,9 +22,6 @@ const PROGRAMS: [&str; 6] = [
     include_str!("kernels/flash.cu"),
     include_str!("kernels/decode.cu"),
 ];
-
-/// Compiled functions by name.
-type Functions = Mutex<HashMap<&'static str, usize>>;
 
 /// A program's machine code.
 pub(super) struct Image {
@@ -75,9 +72,9 @@ impl Image {
 /// The loaded programs.
 pub(super) struct Module {
     programs: Vec<sys::CUmodule>,
-    functions: Functions,
-    /// Those of kernels that overlap.
-    chained: Functions,
+    functions: HashMap<String, sys::CUfunction>,
+    /// Names of those that were prepared for overlapping.
+    chained: Mutex<HashSet<&'static str>>,
 }
 
 // SAFETY: handles of the driver's, used under the GPU's rules.
@@ -88,7 +85,7 @@ unsafe impl Sync for Module {}
 impl Module {
     pub fn new(images: Vec<Image>) -> Result<Module> {
         let mut module =
-            Module { programs: Vec::new(), functions: Functions::default(), chained: Functions::default() };
+            Module { programs: Vec::new(), functions: HashMap::new(), chained: Mutex::default() };
         for image in images {
             let loaded = match image.load() {
                 // What another driver has left may not run with this one.
@@ -96,33 +93,24 @@ impl Module {
                 loaded => loaded?,
             };
             module.programs.push(loaded);
+            module.functions.extend(functions(loaded).map_err(driver("loading kernels"))?);
         }
         Ok(module)
     }
 
     pub fn function(&self, name: &'static str) -> Result<sys::CUfunction> {
-        let missing = |reason: String| Error::Gpu { what: name, reason };
-        let mut functions = self.functions.lock().map_err(|e| missing(e.to_string()))?;
-        if let Some(&found) = functions.get(name) {
-            return Ok(found as sys::CUfunction);
-        }
-        let c_name = CString::new(name).map_err(|e| missing(e.to_string()))?;
-        // SAFETY: the programs are loaded as long as this lives.
-        let find = |program| unsafe { result::module::get_function(program, c_name.clone()) }.ok();
-        let found = self.programs.iter().copied().find_map(find);
-        let function = found.ok_or_else(|| missing("no program has this kernel".into()))?;
-        functions.insert(name, function as usize);
-        Ok(function)
+        let missing = || Error::Gpu { what: name, reason: "no program has this kernel".into() };
+        self.functions.get(name).copied().ok_or_else(missing)
     }
 
     /// A kernel that overlaps with others, with up to `room` bytes of shared memory.
     pub fn chained(&self, name: &'static str, room: usize) -> Result<sys::CUfunction> {
-        let missing = |reason: String| Error::Gpu { what: name, reason };
-        let mut chained = self.chained.lock().map_err(|e| missing(e.to_string()))?;
-        if let Some(&found) = chained.get(name) {
-            return Ok(found as sys::CUfunction);
-        }
         let function = self.function(name)?;
+        let poisoned = |_| Error::Gpu { what: name, reason: "another thread failed with it".into() };
+        let mut chained = self.chained.lock().map_err(poisoned)?;
+        if chained.contains(name) {
+            return Ok(function);
+        }
         use sys::CUfunction_attribute as Attribute;
         // SAFETY: a function of this module, which is alive.
         unsafe {
@@ -138,8 +126,27 @@ impl Module {
             let division = Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
             result::function::set_function_attribute(function, division, 100).map_err(driver(name))?;
         }
-        chained.insert(name, function as usize);
+        chained.insert(name);
         Ok(function)
+    }
+}
+
+/// A loaded program's kernels.
+fn functions(program: sys::CUmodule) -> Result<Vec<(String, sys::CUfunction)>, result::DriverError> {
+    let mut count = 0;
+    // SAFETY: the program is loaded; it writes as many handles as there is room for, and names that live as long as it.
+    unsafe {
+        sys::cuModuleGetFunctionCount(&mut count, program).result()?;
+        let mut functions = vec![std::ptr::null_mut(); count as usize];
+        sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, program).result()?;
+        functions
+            .into_iter()
+            .map(|function| {
+                let mut name = std::ptr::null();
+                sys::cuFuncGetName(&mut name, function).result()?;
+                Ok((CStr::from_ptr(name).to_string_lossy().into_owned(), function))
+            })
+            .collect()
     }
 }
 

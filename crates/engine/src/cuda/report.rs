@@ -2,7 +2,7 @@
 
 use cudarc::driver::{result, sys};
 
-use super::gpu::{capability, driver, first_gpu};
+use super::core::{capability, driver, first_gpu};
 use super::library;
 use crate::Result;
 

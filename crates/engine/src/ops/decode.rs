@@ -141,6 +141,13 @@ impl Tape {
     ) -> Result<Tensor> {
         let (batch, width, hidden) = (cache.batch, x.shape().last(), block.expand[0].dims()[0]);
         let (keys, values) = (self.buffer_at(&cache.keys[layer])?, self.buffer_at(&cache.values[layer])?);
+        // What the next layer attends to, or the first one with the next token.
+        let next = (layer + 1) % cache.keys.len();
+        let ahead = [&cache.keys[next], &cache.values[next]].map(|buffer| self.buffer_at(buffer));
+        let [ahead_keys, ahead_values] = ahead;
+        let row = 2 * HEAD;
+        let sizes = [batch * cache.heads, cache.capacity * row, cache.len * row].map(Arg::U32);
+        let ahead = [&[Arg::At(ahead_keys?), Arg::At(ahead_values?)], &sizes[..]].concat();
         let (linear, norms) = block.layers();
         let mut operands = Vec::with_capacity(16);
         for [weight, bias] in linear {
@@ -173,13 +180,19 @@ impl Tape {
                 Grid { blocks: (batch * cache.heads, 1), threads: 128, shared: positions * 2 * 2 * HEAD };
             gpu.launch_chained("decode_attention", grid, &[&tensors[..], &[capacity, past, scale]].concat())?;
 
-            let add = |kernel, (out, start, from): (u64, Arg, u64), layer: [Arg; 2], inputs, warps| {
+            let add = |kernel,
+                       (out, start, from): (u64, Arg, u64),
+                       layer: [Arg; 2],
+                       inputs,
+                       warps,
+                       more: &[Arg]| {
                 let grid = Grid { blocks: (width / 16, rows), threads: 32 * warps, shared: warps * SHARE };
-                let args = [&[Arg::At(out), start, Arg::At(from)], &layer[..], &sizes, &[Arg::U32(inputs)]];
-                gpu.launch_chained(kernel, grid, &args.concat())
+                let tensors = [Arg::At(out), start, Arg::At(from)];
+                let args = [&tensors, &layer[..], &sizes, &[Arg::U32(inputs)], more].concat();
+                gpu.launch_chained(kernel, grid, &args)
             };
             let sum = (between.at(), self.view(x), attended.at());
-            add("decode_project", sum, projection, width, width / 32)?;
+            add("decode_project", sum, projection, width, width / 32, &ahead)?;
 
             let tensors = [Arg::At(expanded.at()), Arg::View(between.at(), DType::F32)];
             let args = [&tensors[..], &mlp_norm, &expand, &sizes, &[Arg::U32(hidden)], &epsilon].concat();
@@ -188,7 +201,7 @@ impl Tape {
 
             let sum = (out.at(), Arg::View(between.at(), DType::F32), expanded.at());
             // Each warp loads four chunks of 32 columns at once.
-            add("decode_contract", sum, contract, hidden, (hidden / 128).clamp(2, CONTRACT_WARPS))?;
+            add("decode_contract", sum, contract, hidden, (hidden / 128).clamp(2, CONTRACT_WARPS), &[])?;
         }
         for operand in operands {
             self.release(operand);
@@ -250,8 +263,9 @@ impl Tape {
 
             let tensors = [Arg::At(out.at()), Arg::NOTHING, Arg::At(between.at())];
             let sizes = [batch, outputs, width].map(Arg::U32);
+            let ahead = [Arg::At(0), Arg::At(0), Arg::U32(0), Arg::U32(0), Arg::U32(0)];
             let grid = Grid { blocks: (outputs / 16, rows), threads: width, shared: warps * SHARE };
-            gpu.launch_chained("decode_project", grid, &[&tensors[..], &last, &sizes].concat())?;
+            gpu.launch_chained("decode_project", grid, &[&tensors[..], &last, &sizes, &ahead].concat())?;
         }
         for operand in operands {
             self.release(operand);
@@ -506,9 +520,28 @@ mod tests {
         Ok(())
     }
 
-    /// A head, in shapes that the fused kernels take and in such that they do not.
+    /// Nothing but the chain of kernels.
+    #[test]
+    fn only_one_token_at_a_time_is_the_composition() -> Result<()> {
+        check(Case { width: 128, hidden: 512, batch: 9, portions: vec![1; 40], float: true })?;
+        check(Case { width: 256, hidden: 1024, batch: 64, portions: vec![1; 9], float: false })
+    }
+
+    /// In shapes that the fused kernels take.
     #[test]
     fn heads_are_the_composition() -> Result<()> {
+        check_heads(&[(64, 1, 256, 512, false), (3, 1, 64, 16, true), (9, 1, 512, 48, false)])
+    }
+
+    /// In shapes that they do not.
+    #[test]
+    fn other_heads_are_the_composition() -> Result<()> {
+        check_heads(&[(2, 3, 128, 64, true), (2, 1, 96, 3, true)])
+    }
+
+    type Head = (usize, usize, usize, usize, bool);
+
+    fn check_heads(cases: &[Head]) -> Result<()> {
         let results =
             |device: &Device, (batch, tokens, width, outputs, float): (usize, usize, usize, usize, bool)| {
                 let mut builder = ParamsBuilder::new();
@@ -542,13 +575,7 @@ mod tests {
             };
         let device = Device::under_test(2)?;
         let tolerance = if device.float() == DType::F32 { 1e-4 } else { 2e-2 };
-        for case in [
-            (64, 1, 256, 512, false),
-            (3, 1, 64, 16, true),
-            (9, 1, 512, 48, false),
-            (2, 3, 128, 64, true),
-            (2, 1, 96, 3, true),
-        ] {
+        for &case in cases {
             let (got, expected) = (results(&device, case)?, results(&Device::cpu(Some(2))?, case)?);
             let largest = expected.iter().fold(1e-3f32, |m, v| m.max(v.abs()));
             for (g, e) in got.iter().zip(&expected) {

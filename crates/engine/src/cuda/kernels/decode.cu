@@ -314,10 +314,22 @@ template <int AHEAD> __device__ __forceinline__ void add_product(float* shares, 
     }
 }
 
+// What the next layer will attend to is asked for early, and comes from memory while the kernels until then leave that idle: `bytes` of keys and of
+// values for each of `rows`, which are `stride` bytes apart.
+__device__ __forceinline__ void fetch_ahead(const u8* keys, const u8* values, u32 rows, u32 stride, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+    u32 i = (blockIdx.y * gridDim.x + blockIdx.x) + gridDim.x * gridDim.y * threadIdx.x;
+    if (i >= 2 * rows || bytes == 0) return;
+    const u8* from = (i < rows ? keys : values) + (size_t)(i % rows) * stride;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
 // With a warp for each chunk.
 extern "C" __global__ void __launch_bounds__(32 * MOST_WARPS)
-decode_project(float* out, View start, const u16* x, const u16* weight, const float* bias, u32 batch, u32 width, u32 inputs) {
+decode_project(float* out, View start, const u16* x, const u16* weight, const float* bias, u32 batch, u32 width, u32 inputs, const u8* keys, const u8* values, u32 rows, u32 stride, u32 bytes) {
     extern __shared__ __align__(16) float shared[]; // shares
+    fetch_ahead(keys, values, rows, stride, bytes);
     add_product<1>(shared, out, start, x, weight, bias, batch, width, inputs);
 }
 
@@ -327,9 +339,8 @@ decode_contract(float* out, View start, const u16* x, const u16* weight, const f
     add_product<4>(shared, out, start, x, weight, bias, batch, width, inputs);
 }
 
-// out [batch, outputs] <- activate(layer-norm(x) times the weight [outputs, width] + bias). A block has 64 columns.
-template <typename F> __device__ __forceinline__ void normed_product(u16* out, View x, const float* gain, const float* shift, const u16* weight, const float* biases, u32 batch, u32 width, u32 outputs, float epsilon, F activate) {
-    extern __shared__ __align__(16) float shared[]; // gain, shift, shares
+// out [batch, outputs] <- activate(layer-norm(x) times the weight [outputs, width] + bias). A block has 64 columns. Shared: gain, shift, shares.
+template <typename F> __device__ __forceinline__ void normed_product(float* shared, u16* out, View x, const float* gain, const float* shift, const u16* weight, const float* biases, u32 batch, u32 width, u32 outputs, float epsilon, F activate) {
     __shared__ __align__(16) float bias[64];
     float *shares = shared + 2 * width, part = 1.0f / width;
     u32 lane = threadIdx.x & 31, column = threadIdx.x / 32 * 32 + (lane & 3) * 8, first = blockIdx.x * 64;
@@ -360,13 +371,15 @@ template <typename F> __device__ __forceinline__ void normed_product(u16* out, V
 
 extern "C" __global__ void __launch_bounds__(32 * MOST_WARPS, 2)
 decode_expand(u16* out, View x, const float* gain, const float* shift, const u16* weight, const float* bias, u32 batch, u32 width, u32 outputs, float epsilon) {
-    normed_product(out, x, gain, shift, weight, bias, batch, width, outputs, epsilon, [](float v) { return gelu(v); });
+    extern __shared__ __align__(16) float shared[]; // gain, shift, shares
+    normed_product(shared, out, x, gain, shift, weight, bias, batch, width, outputs, epsilon, [](float v) { return gelu(v); });
 }
 
 // The first half of a head; the second is decode_project without a start.
 extern "C" __global__ void __launch_bounds__(32 * MOST_WARPS, 2)
 decode_head(u16* out, View x, const float* gain, const float* shift, const u16* weight, const float* bias, u32 batch, u32 width, u32 outputs, float epsilon) {
-    normed_product(out, x, gain, shift, weight, bias, batch, width, outputs, epsilon, [](float v) { return relu(v); });
+    extern __shared__ __align__(16) float shared[]; // gain, shift, shares
+    normed_product(shared, out, x, gain, shift, weight, bias, batch, width, outputs, epsilon, [](float v) { return relu(v); });
 }
 
 // ---- attention of one query per sequence and head, 64 wide: a block each ----

@@ -1,0 +1,210 @@
+//! What everything on a GPU stands on: the driver, its context and stream, memory, and what goes wrong.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::{result, sys};
+
+use crate::{Error, Result};
+
+/// Words of the fault report: code, op, value, position, limit.
+pub(super) const FAULT_WORDS: usize = 5;
+
+/// What memory on the GPU needs to live and to be freed.
+pub(super) struct Core {
+    pub device: sys::CUdevice,
+    pub context: sys::CUcontext,
+    pub stream: sys::CUstream,
+    /// Whether the last thing asked of the stream was a kernel that lets the next one start before it ends.
+    pub chained: AtomicBool,
+    /// Bytes in use, and the most there were.
+    pub used: AtomicUsize,
+    pub peak: AtomicUsize,
+    /// The first thing that went wrong where nothing could be returned; every later call reports it.
+    pub failure: Mutex<Option<Error>>,
+    /// Where kernels report what they find wrong.
+    pub fault: u64,
+    /// Names of ops that report faults, by number.
+    pub ops: Mutex<Vec<&'static str>>,
+}
+
+// SAFETY: the handles are the driver's, which may be used from any thread that has entered the context; all work goes to one stream, in order.
+unsafe impl Send for Core {}
+// SAFETY: as above.
+unsafe impl Sync for Core {}
+
+pub(super) fn driver(what: &'static str) -> impl Fn(result::DriverError) -> Error {
+    move |e| {
+        let reason = match e.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                "its memory is full; smaller batches need less, or other programs use it".into()
+            }
+            _ => e.to_string(),
+        };
+        Error::Gpu { what, reason }
+    }
+}
+
+/// The first GPU, and how many there are. The driver must have been loaded.
+pub(super) fn first_gpu() -> Result<(sys::CUdevice, usize)> {
+    let none = |reason: String| Error::NoGpu { reason };
+    let unseen = "the NVIDIA driver sees none: look at what `nvidia-smi` says, and whether CUDA_VISIBLE_DEVICES hides it";
+    result::init().map_err(|e| match e.0 {
+        sys::CUresult::CUDA_ERROR_NO_DEVICE => none(unseen.into()),
+        _ => none(format!("the NVIDIA driver does not start: {e}")),
+    })?;
+    match result::device::get_count().map_err(driver("counting GPUs"))? {
+        ..=0 => Err(none(unseen.into())),
+        count => Ok((result::device::get(0).map_err(driver("finding the GPU"))?, count as usize)),
+    }
+}
+
+/// A GPU's compute capability: (major, minor).
+pub(super) fn capability(device: sys::CUdevice) -> Result<(i32, i32)> {
+    use sys::CUdevice_attribute as Attribute;
+    let attribute = |which| {
+        // SAFETY: a valid device.
+        unsafe { result::device::get_attribute(device, which) }.map_err(driver("asking the GPU"))
+    };
+    Ok((
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    ))
+}
+
+impl Core {
+    pub fn enter(&self) -> Result<()> {
+        // SAFETY: the context is alive as long as the core.
+        unsafe { result::ctx::set_current(self.context) }.map_err(driver("choosing the GPU"))
+    }
+
+    /// The stream, for anything that starts when everything before it has ended.
+    pub fn stream(&self) -> sys::CUstream {
+        self.chained.store(false, Ordering::Relaxed);
+        self.stream
+    }
+
+    pub fn fail(&self, error: Error) {
+        if let Ok(mut failure) = self.failure.lock() {
+            failure.get_or_insert(error);
+        }
+    }
+
+    pub fn check(&self) -> Result<()> {
+        let failure = self.failure.lock().ok().and_then(|failure| failure.clone());
+        failure.map_or(Ok(()), Err)
+    }
+
+    pub fn wait(&self) -> Result<()> {
+        self.check()?;
+        self.enter()?;
+        // SAFETY: the stream is alive as long as the core.
+        unsafe { result::stream::synchronize(self.stream) }.map_err(driver("waiting for the GPU"))?;
+        self.check_faults()
+    }
+
+    fn check_faults(&self) -> Result<()> {
+        let mut words = [0i32; FAULT_WORDS];
+        // SAFETY: the words were allocated in `Gpu::new`, and nothing is running.
+        unsafe { result::memcpy_dtoh_sync(&mut words, self.fault) }.map_err(driver("waiting for the GPU"))?;
+        let [code, op, value, position, limit] = words;
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: as above.
+        unsafe { result::memset_d8_sync(self.fault, 0, FAULT_WORDS * 4) }
+            .map_err(driver("waiting for the GPU"))?;
+        let op = self.ops.lock().ok().and_then(|ops| ops.get(op as usize).copied()).unwrap_or("a kernel");
+        Err(match code {
+            1 => Error::IndexOutOfRange {
+                op,
+                index: i64::from(value),
+                position: position as usize,
+                limit: limit as usize,
+            },
+            _ => Error::NotFinite { what: op, value: f32::from_bits(value as u32) },
+        })
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // SAFETY: created in `Gpu::new`, used by nobody any more: everything that uses them holds the core.
+        unsafe {
+            let _ = result::stream::synchronize(self.stream);
+            let _ = result::stream::destroy(self.stream);
+            let _ = result::primary_ctx::release(self.device);
+        }
+    }
+}
+
+/// Memory of the GPU, zeroed when it is made.
+pub(crate) struct DeviceMemory {
+    core: Arc<Core>,
+    at: u64,
+    bytes: usize,
+}
+
+impl DeviceMemory {
+    pub(super) fn new(core: &Arc<Core>, bytes: usize) -> DeviceMemory {
+        let make = || -> Result<u64> {
+            core.check()?;
+            core.enter()?;
+            // SAFETY: freed when this is dropped.
+            let at = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(driver("taking memory"))?;
+            // SAFETY: just allocated.
+            unsafe { result::memset_d8_async(at, 0, bytes.max(1), core.stream()) }
+                .map_err(driver("taking memory"))?;
+            Ok(at)
+        };
+        let at = make().unwrap_or_else(|error| {
+            core.fail(error);
+            0
+        });
+        if at != 0 {
+            let used = core.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
+            core.peak.fetch_max(used, Ordering::Relaxed);
+        }
+        DeviceMemory { core: core.clone(), at, bytes }
+    }
+
+    pub fn at(&self) -> u64 {
+        self.at
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Replaces the bytes from `start` on, after everything asked for before.
+    pub fn write(&self, start: usize, bytes: &[u8]) -> Result<()> {
+        self.core.check()?;
+        self.core.enter()?;
+        // SAFETY: inside the allocation (callers check ranges); pageable memory is staged before the call returns.
+        unsafe { result::memcpy_htod_async(self.at + start as u64, bytes, self.core.stream()) }
+            .map_err(driver("copying to the GPU"))
+    }
+
+    /// Waits for the GPU and copies bytes from `start` on.
+    pub fn read(&self, start: usize, bytes: &mut [u8]) -> Result<()> {
+        self.core.check()?;
+        self.core.enter()?;
+        // SAFETY: inside the allocation; waited for before the slice is used.
+        unsafe { result::memcpy_dtoh_async(bytes, self.at + start as u64, self.core.stream()) }
+            .map_err(driver("copying from the GPU"))?;
+        self.core.wait()
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        if self.at != 0 {
+            self.core.used.fetch_sub(self.bytes, Ordering::Relaxed);
+            // SAFETY: allocated in `new`; work that uses it was asked for before, and freeing waits for it.
+            unsafe {
+                let _ = result::ctx::set_current(self.core.context);
+                let _ = result::free_sync(self.at);
+            }
+        }
+    }
+}
