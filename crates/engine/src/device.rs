@@ -385,6 +385,25 @@ mod tests {
         Ok(())
     }
 
+    /// More than a GPU's pinned memory holds, at once and one after the other.
+    #[test]
+    fn everything_written_arrives() -> Result<()> {
+        let device = Device::under_test(1)?;
+        let large = device.buffer::<i32>("large", [6_000_001]);
+        let values: Vec<i32> = (0..6_000_001).map(|i| i * 7 - 3).collect();
+        large.write(&values)?;
+        let buffers: Vec<Buffer> =
+            (0..50).map(|i| device.buffer::<i32>(&format!("part {i}"), [100_003])).collect();
+        for (i, buffer) in buffers.iter().enumerate() {
+            buffer.write(&values[i * 1000..][..100_003])?;
+        }
+        assert_eq!(large.read::<i32>()?, values);
+        for (i, buffer) in buffers.iter().enumerate() {
+            assert_eq!(buffer.read::<i32>()?, values[i * 1000..][..100_003]);
+        }
+        Ok(())
+    }
+
     #[test]
     fn halves_are_rounded_to_the_nearest() {
         let back = |x: f32| from_bf16(&to_bf16(&[x]))[0];

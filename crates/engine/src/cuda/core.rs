@@ -1,10 +1,11 @@
 //! What everything on a GPU stands on: the driver, its context and stream, memory, and what goes wrong.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use cudarc::driver::{result, sys};
 
+use super::staging::Staging;
 use crate::{Error, Result};
 
 /// Words of the fault report: code, op, value, position, limit.
@@ -26,6 +27,7 @@ pub(super) struct Core {
     pub fault: u64,
     /// Names of ops that report faults, by number.
     pub ops: Mutex<Vec<&'static str>>,
+    pub staging: Mutex<Staging>,
 }
 
 // SAFETY: the handles are the driver's, which may be used from any thread that has entered the context; all work goes to one stream, in order.
@@ -72,6 +74,11 @@ pub(super) fn capability(device: sys::CUdevice) -> Result<(i32, i32)> {
     ))
 }
 
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>> {
+    let gone = |_| Error::Gpu { what: "using the GPU", reason: "another thread failed while it did".into() };
+    mutex.lock().map_err(gone)
+}
+
 impl Core {
     pub fn enter(&self) -> Result<()> {
         // SAFETY: the context is alive as long as the core.
@@ -93,6 +100,11 @@ impl Core {
     pub fn check(&self) -> Result<()> {
         let failure = self.failure.lock().ok().and_then(|failure| failure.clone());
         failure.map_or(Ok(()), Err)
+    }
+
+    /// Starts to copy bytes to the GPU. They may be reused at once.
+    pub fn upload(&self, to: u64, bytes: &[u8]) -> Result<()> {
+        lock(&self.staging)?.upload(to, bytes, self.stream())
     }
 
     pub fn wait(&self) -> Result<()> {
@@ -132,6 +144,9 @@ impl Drop for Core {
         // SAFETY: created in `Gpu::new`, used by nobody any more: everything that uses them holds the core.
         unsafe {
             let _ = result::stream::synchronize(self.stream);
+            if let Ok(staging) = self.staging.get_mut() {
+                staging.free();
+            }
             let _ = result::stream::destroy(self.stream);
             let _ = result::primary_ctx::release(self.device);
         }
@@ -180,9 +195,8 @@ impl DeviceMemory {
     pub fn write(&self, start: usize, bytes: &[u8]) -> Result<()> {
         self.core.check()?;
         self.core.enter()?;
-        // SAFETY: inside the allocation (callers check ranges); pageable memory is staged before the call returns.
-        unsafe { result::memcpy_htod_async(self.at + start as u64, bytes, self.core.stream()) }
-            .map_err(driver("copying to the GPU"))
+        // Inside the allocation: callers check ranges.
+        self.core.upload(self.at + start as u64, bytes)
     }
 
     /// Waits for the GPU and copies bytes from `start` on.

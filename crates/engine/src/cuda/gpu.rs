@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use cudarc::driver::{result, sys};
 
 use super::conv::Convolutions;
-use super::core::{Core, DeviceMemory, FAULT_WORDS, capability, driver, first_gpu};
+use super::core::{Core, DeviceMemory, FAULT_WORDS, capability, driver, first_gpu, lock};
 use super::gemm::Products;
 use super::module::{self, Image, Module};
+use super::staging::Staging;
 use super::trace::Trace;
 use super::{Arg, Convolution, Direction, Grid, Product, Tail, library};
 use crate::memory::Arena;
@@ -102,6 +103,7 @@ impl Gpu {
             failure: Mutex::new(None),
             fault,
             ops: Mutex::new(Vec::new()),
+            staging: Mutex::new(Staging::new()?),
         });
         let most = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         // SAFETY: a valid device.
@@ -199,11 +201,9 @@ impl Gpu {
             .map_err(driver("copying memory"))
     }
 
-    /// Copies a few bytes from the host. They may be reused at once.
+    /// Copies bytes from the host, which may be reused at once.
     pub fn upload(&self, to: u64, bytes: &[u8]) -> Result<()> {
-        // SAFETY: callers write memory of their own; pageable memory is staged before the call returns.
-        unsafe { result::memcpy_htod_async(to, bytes, self.core.stream()) }
-            .map_err(driver("copying to the GPU"))
+        self.core.upload(to, bytes)
     }
 
     /// Waits until everything asked for is done, and reports what went wrong on the way.
@@ -376,11 +376,6 @@ impl Gpu {
         self.core.check()?;
         Ok(graph)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> Result<std::sync::MutexGuard<'_, T>> {
-    let gone = |_| Error::Gpu { what: "using the GPU", reason: "another thread failed while it did".into() };
-    mutex.lock().map_err(gone)
 }
 
 /// Where the driver finds each argument.

@@ -19,6 +19,8 @@ mod module;
 #[cfg(feature = "cuda")]
 mod report;
 #[cfg(feature = "cuda")]
+mod staging;
+#[cfg(feature = "cuda")]
 mod trace;
 
 #[cfg(not(feature = "cuda"))]
