@@ -141,13 +141,6 @@ impl Tape {
     ) -> Result<Tensor> {
         let (batch, width, hidden) = (cache.batch, x.shape().last(), block.expand[0].dims()[0]);
         let (keys, values) = (self.buffer_at(&cache.keys[layer])?, self.buffer_at(&cache.values[layer])?);
-        // What the next layer attends to, or the first one with the next token.
-        let next = (layer + 1) % cache.keys.len();
-        let ahead = [&cache.keys[next], &cache.values[next]].map(|buffer| self.buffer_at(buffer));
-        let [ahead_keys, ahead_values] = ahead;
-        let row = 2 * HEAD;
-        let sizes = [batch * cache.heads, cache.capacity * row, cache.len * row].map(Arg::U32);
-        let ahead = [&[Arg::At(ahead_keys?), Arg::At(ahead_values?)], &sizes[..]].concat();
         let (linear, norms) = block.layers();
         let mut operands = Vec::with_capacity(16);
         for [weight, bias] in linear {
@@ -180,19 +173,13 @@ impl Tape {
                 Grid { blocks: (batch * cache.heads, 1), threads: 128, shared: positions * 2 * 2 * HEAD };
             gpu.launch_chained("decode_attention", grid, &[&tensors[..], &[capacity, past, scale]].concat())?;
 
-            let add = |kernel,
-                       (out, start, from): (u64, Arg, u64),
-                       layer: [Arg; 2],
-                       inputs,
-                       warps,
-                       more: &[Arg]| {
+            let add = |kernel, (out, start, from): (u64, Arg, u64), layer: [Arg; 2], inputs, warps| {
                 let grid = Grid { blocks: (width / 16, rows), threads: 32 * warps, shared: warps * SHARE };
-                let tensors = [Arg::At(out), start, Arg::At(from)];
-                let args = [&tensors, &layer[..], &sizes, &[Arg::U32(inputs)], more].concat();
-                gpu.launch_chained(kernel, grid, &args)
+                let args = [&[Arg::At(out), start, Arg::At(from)], &layer[..], &sizes, &[Arg::U32(inputs)]];
+                gpu.launch_chained(kernel, grid, &args.concat())
             };
             let sum = (between.at(), self.view(x), attended.at());
-            add("decode_project", sum, projection, width, width / 32, &ahead)?;
+            add("decode_project", sum, projection, width, width / 32)?;
 
             let tensors = [Arg::At(expanded.at()), Arg::View(between.at(), DType::F32)];
             let args = [&tensors[..], &mlp_norm, &expand, &sizes, &[Arg::U32(hidden)], &epsilon].concat();
@@ -201,7 +188,7 @@ impl Tape {
 
             let sum = (out.at(), Arg::View(between.at(), DType::F32), expanded.at());
             // Each warp loads four chunks of 32 columns at once.
-            add("decode_contract", sum, contract, hidden, (hidden / 128).clamp(2, CONTRACT_WARPS), &[])?;
+            add("decode_contract", sum, contract, hidden, (hidden / 128).clamp(2, CONTRACT_WARPS))?;
         }
         for operand in operands {
             self.release(operand);
@@ -263,9 +250,8 @@ impl Tape {
 
             let tensors = [Arg::At(out.at()), Arg::NOTHING, Arg::At(between.at())];
             let sizes = [batch, outputs, width].map(Arg::U32);
-            let ahead = [Arg::At(0), Arg::At(0), Arg::U32(0), Arg::U32(0), Arg::U32(0)];
             let grid = Grid { blocks: (outputs / 16, rows), threads: width, shared: warps * SHARE };
-            gpu.launch_chained("decode_project", grid, &[&tensors[..], &last, &sizes, &ahead].concat())?;
+            gpu.launch_chained("decode_project", grid, &[&tensors[..], &last, &sizes].concat())?;
         }
         for operand in operands {
             self.release(operand);

@@ -314,22 +314,10 @@ template <int AHEAD> __device__ __forceinline__ void add_product(float* shares, 
     }
 }
 
-// What the next layer will attend to is asked for early, and comes from memory while the kernels until then leave that idle: `bytes` of keys and of
-// values for each of `rows`, which are `stride` bytes apart.
-__device__ __forceinline__ void fetch_ahead(const u8* keys, const u8* values, u32 rows, u32 stride, u32 bytes) {
-#if __CUDA_ARCH__ >= 900
-    u32 i = (blockIdx.y * gridDim.x + blockIdx.x) + gridDim.x * gridDim.y * threadIdx.x;
-    if (i >= 2 * rows || bytes == 0) return;
-    const u8* from = (i < rows ? keys : values) + (size_t)(i % rows) * stride;
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
-}
-
 // With a warp for each chunk.
 extern "C" __global__ void __launch_bounds__(32 * MOST_WARPS)
-decode_project(float* out, View start, const u16* x, const u16* weight, const float* bias, u32 batch, u32 width, u32 inputs, const u8* keys, const u8* values, u32 rows, u32 stride, u32 bytes) {
+decode_project(float* out, View start, const u16* x, const u16* weight, const float* bias, u32 batch, u32 width, u32 inputs) {
     extern __shared__ __align__(16) float shared[]; // shares
-    fetch_ahead(keys, values, rows, stride, bytes);
     add_product<1>(shared, out, start, x, weight, bias, batch, width, inputs);
 }
 
