@@ -15,7 +15,7 @@ unsafe impl bytemuck::Zeroable for Line {}
 // SAFETY: as above.
 unsafe impl bytemuck::Pod for Line {}
 
-/// An owned, zero-initialised, 64-byte aligned piece of memory.
+/// An owned, 64-byte aligned piece of memory.
 #[derive(Default)]
 pub(crate) struct Block {
     lines: Vec<Line>,
@@ -27,11 +27,18 @@ pub(crate) struct Block {
 impl Block {
     pub fn zeroed(bytes: usize, gpu: Option<&Gpu>) -> Block {
         if let Some(gpu) = gpu {
-            return Block { lines: Vec::new(), device: Some(gpu.allocate(bytes)), bytes };
+            let block = Block::unspecified(bytes, gpu);
+            gpu.fill_bytes(block.at(), 0, bytes.max(1));
+            return block;
         }
         let lines = bytemuck::zeroed_vec(bytes.div_ceil(64));
         ask_for_huge_pages(&lines);
         Block { lines, device: None, bytes }
+    }
+
+    /// On a GPU, with whatever is there.
+    fn unspecified(bytes: usize, gpu: &Gpu) -> Block {
+        Block { lines: Vec::new(), device: Some(gpu.allocate(bytes)), bytes }
     }
 
     /// Its address on the GPU; 0 for a block of the host.
@@ -106,8 +113,8 @@ fn ask_for_huge_pages(lines: &[Line]) {
 #[cfg(not(target_os = "linux"))]
 fn ask_for_huge_pages(_lines: &[Line]) {}
 
-/// Recycles blocks by size. A step of the same shapes asks for the same sizes in the same order, so after the first
-/// one nothing is allocated any more.
+/// Recycles blocks by size. A step of the same shapes asks for the same sizes in the same order, so after the first few
+/// nothing is allocated any more.
 #[derive(Default)]
 pub(crate) struct Arena {
     free: BTreeMap<usize, Vec<Block>>,
@@ -133,7 +140,10 @@ impl Arena {
             Some(block) => block,
             None => {
                 self.total += capacity;
-                Block::zeroed(capacity, gpu)
+                match gpu {
+                    Some(gpu) => Block::unspecified(capacity, gpu),
+                    None => Block::zeroed(capacity, None),
+                }
             }
         };
         block.bytes = bytes;
@@ -153,7 +163,7 @@ impl Arena {
         }
     }
 
-    /// Bytes ever allocated: since nothing is returned to the system, this is the peak.
+    /// Bytes ever allocated. Unless a step failed, this is the peak: nothing is returned to the system.
     pub fn bytes(&self) -> usize {
         self.total
     }

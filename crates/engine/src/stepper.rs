@@ -1,6 +1,7 @@
 //! Steps: running them, recording them, replaying them.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use crate::cuda::{Gpu, Graph};
@@ -9,7 +10,7 @@ use crate::tape::Tape;
 use crate::{Device, Error, Key, Result};
 
 /// Runs steps: owns the counter that keys their randomness and the arena they allocate from, which on a GPU all steppers share. Steps on a GPU take
-/// turns; a step must not run another one.
+/// turns: a step must not run another one, and while it is recorded no other thread may use that GPU's buffers.
 ///
 /// Inputs reach a step through [`Buffer`]s written before it, results leave it through buffers read after it; in between nothing
 /// touches the host, so a device may record the step once and replay it.
@@ -26,7 +27,7 @@ pub type StepId = (&'static str, u64);
 
 /// How far a device is with a step that is to be replayed.
 enum Recording {
-    /// It ran once: memory is taken, algorithms are chosen.
+    /// It ran once: memory is there, algorithms are chosen.
     Warm,
     Ready {
         graph: Graph,
@@ -49,7 +50,8 @@ impl Stepper {
         self.tape.key = key;
     }
 
-    /// Bytes of the arena, which keeps every block it ever handed out: with steps of the same shapes, the most they need at once.
+    /// Bytes of the arena, which keeps every block it ever handed out: with steps of the same shapes, the most they need at once. On a GPU that
+    /// of all steppers.
     pub fn arena_bytes(&self) -> usize {
         match self.tape.device.gpu() {
             Some(gpu) => gpu.turn().arena.bytes(),
@@ -73,15 +75,20 @@ impl Stepper {
         &mut self,
         step: impl FnOnce(&mut Tape) -> Result<R, E> + Send,
     ) -> Result<R, E> {
-        self.in_turn(|stepper| {
-            let tape = &mut stepper.tape;
-            let device = tape.device.clone();
-            tape.prepare();
-            let result = device.install(|| step(&mut *tape));
-            tape.reset();
-            tape.key.step += 1;
-            result
-        })
+        self.in_turn(|stepper| stepper.run_now(step))
+    }
+
+    fn run_now<R: Send, E: Send>(
+        &mut self,
+        step: impl FnOnce(&mut Tape) -> Result<R, E> + Send,
+    ) -> Result<R, E> {
+        let tape = &mut self.tape;
+        let device = tape.device.clone();
+        tape.prepare();
+        let result = device.install(|| step(&mut *tape));
+        tape.reset();
+        tape.key.step += 1;
+        result
     }
 
     /// Lends the tape the memory that all steps of a GPU share.
@@ -113,17 +120,14 @@ impl Stepper {
         let device = self.tape.device.clone();
         let Some(gpu) = device.gpu() else { return self.run(step) };
         self.in_turn(|stepper| {
+            if let Entry::Vacant(first) = stepper.recorded.entry(id) {
+                first.insert(Recording::Warm);
+                return stepper.run_now(step);
+            }
             stepper.tape.prepare();
             let done = match stepper.recorded.get(&id) {
                 Some(Recording::Ready { graph, .. }) if !gpu.traces() => graph.launch().map_err(E::from),
-                Some(_) => stepper.record(gpu, id, step),
-                None => {
-                    let tape = &mut stepper.tape;
-                    let done = device.install(|| step(&mut *tape));
-                    tape.reset();
-                    stepper.recorded.insert(id, Recording::Warm);
-                    done
-                }
+                _ => stepper.record(gpu, id, step),
             };
             stepper.tape.key.step += 1;
             done
@@ -140,8 +144,8 @@ impl Stepper {
         gpu.begin_recording()?;
         let result = step(&mut self.tape);
         let slots = self.tape.bound_slots();
-        self.tape.reset();
         let graph = gpu.end_recording();
+        self.tape.reset();
         result?;
         let graph = graph?;
         graph.launch()?;

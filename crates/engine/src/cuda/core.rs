@@ -61,6 +61,14 @@ pub(super) fn first_gpu() -> Result<(sys::CUdevice, usize)> {
     }
 }
 
+/// The CUDA version that the driver is made for: 13000 for 13.0. The driver must have been loaded.
+pub(super) fn cuda_version() -> Result<i32> {
+    let mut version = 0;
+    // SAFETY: it writes one number.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(driver("asking the GPU"))?;
+    Ok(version)
+}
+
 /// A GPU's compute capability: (major, minor).
 pub(super) fn capability(device: sys::CUdevice) -> Result<(i32, i32)> {
     use sys::CUdevice_attribute as Attribute;
@@ -117,7 +125,7 @@ impl Core {
 
     fn check_faults(&self) -> Result<()> {
         let mut words = [0i32; FAULT_WORDS];
-        // SAFETY: the words were allocated in `Gpu::new`, and nothing is running.
+        // SAFETY: the words were allocated in `Gpu::start`, and nothing is running.
         unsafe { result::memcpy_dtoh_sync(&mut words, self.fault) }.map_err(driver("waiting for the GPU"))?;
         let [code, op, value, position, limit] = words;
         if code == 0 {
@@ -141,7 +149,7 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        // SAFETY: created in `Gpu::new`, used by nobody any more: everything that uses them holds the core.
+        // SAFETY: created in `Gpu::start`, used by nobody any more: everything that uses them holds the core.
         unsafe {
             let _ = result::stream::synchronize(self.stream);
             if let Ok(staging) = self.staging.get_mut() {
@@ -153,7 +161,7 @@ impl Drop for Core {
     }
 }
 
-/// Memory of the GPU, zeroed when it is made.
+/// Memory of the GPU.
 pub(crate) struct DeviceMemory {
     core: Arc<Core>,
     at: u64,
@@ -166,11 +174,7 @@ impl DeviceMemory {
             core.check()?;
             core.enter()?;
             // SAFETY: freed when this is dropped.
-            let at = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(driver("taking memory"))?;
-            // SAFETY: just allocated.
-            unsafe { result::memset_d8_async(at, 0, bytes.max(1), core.stream()) }
-                .map_err(driver("taking memory"))?;
-            Ok(at)
+            unsafe { result::malloc_sync(bytes.max(1)) }.map_err(driver("taking memory"))
         };
         let at = make().unwrap_or_else(|error| {
             core.fail(error);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use cudarc::driver::{result, sys};
 
 use super::conv::Convolutions;
-use super::core::{Core, DeviceMemory, FAULT_WORDS, capability, driver, first_gpu, lock};
+use super::core::{Core, DeviceMemory, FAULT_WORDS, capability, cuda_version, driver, first_gpu, lock};
 use super::gemm::Products;
 use super::module::{self, Image, Module};
 use super::staging::Staging;
@@ -19,7 +19,7 @@ use crate::{DType, Error, Precision, Result};
 /// Working memory of cuBLASLt and cuDNN.
 const WORKSPACE: usize = 256 << 20;
 /// The CUDA version of the oldest driver that has all we ask of it.
-const OLDEST_DRIVER: i32 = 12_040;
+const OLDEST_DRIVER: i32 = 12_080;
 
 pub(crate) struct Gpu {
     // Freed before the core, whose context they need.
@@ -61,11 +61,8 @@ impl Gpu {
             let reason = format!("{name} has compute capability {major}.{minor}; at least 8.0 is needed");
             return Err(Error::NoGpu { reason });
         }
-        let mut version = 0;
-        // SAFETY: the driver was loaded.
-        unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(driver("asking the GPU"))?;
-        if version < OLDEST_DRIVER {
-            let reason = "the NVIDIA driver is too old: 550 or newer is needed, 580 for CUDA 13".into();
+        if cuda_version()? < OLDEST_DRIVER {
+            let reason = "the NVIDIA driver is too old: 570 or newer is needed, 580 for CUDA 13".into();
             return Err(Error::NoGpu { reason });
         }
         // The first time on a machine, kernels are compiled while the rest starts.
@@ -148,6 +145,9 @@ impl Gpu {
         self.turn.lock().unwrap_or_else(|poisoned| {
             // A step panicked with the memory in its hands.
             self.turn.clear_poison();
+            if self.recording.load(Ordering::Relaxed) {
+                let _ = self.end_recording();
+            }
             let mut turn = poisoned.into_inner();
             turn.losses += 1;
             turn
@@ -176,6 +176,7 @@ impl Gpu {
     }
 
     /// Zeroed memory. If there is none left, the next call that can fail says so.
+    /// Memory with unspecified contents.
     pub fn allocate(&self, bytes: usize) -> DeviceMemory {
         DeviceMemory::new(&self.core, bytes)
     }
@@ -245,6 +246,7 @@ impl Gpu {
     }
 
     fn launch_chained_now(&self, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
+        check_sizes(kernel, args)?;
         let function = self.module.chained(kernel, self.shared)?;
         let mut words: Vec<[u64; 2]> = args.iter().map(|arg| pack(*arg)).collect();
         let mut pointers = pointers(&mut words);

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use cudarc::driver::{result, sys};
 use cudarc::nvrtc;
 
-use super::core::driver;
+use super::core::{driver, lock};
 use crate::{Error, Result};
 
 /// What stands in front of each program.
@@ -106,8 +106,7 @@ impl Module {
     /// A kernel that overlaps with others, with up to `room` bytes of shared memory.
     pub fn chained(&self, name: &'static str, room: usize) -> Result<sys::CUfunction> {
         let function = self.function(name)?;
-        let poisoned = |_| Error::Gpu { what: name, reason: "another thread failed with it".into() };
-        let mut chained = self.chained.lock().map_err(poisoned)?;
+        let mut chained = lock(&self.chained)?;
         if chained.contains(name) {
             return Ok(function);
         }

@@ -2,7 +2,7 @@
 
 use cudarc::driver::{result, sys};
 
-use super::core::{capability, driver, first_gpu};
+use super::core::{capability, cuda_version, driver, first_gpu};
 use super::library;
 use crate::Result;
 
@@ -29,9 +29,7 @@ pub fn gpu_report() -> Result<GpuReport> {
     library::load_driver()?;
     let (device, count) = first_gpu()?;
     let asking = driver("asking the GPU");
-    let mut version = 0;
-    // SAFETY: a number that the driver writes.
-    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(&asking)?;
+    let version = cuda_version()?;
     let (free_memory, total_memory) = memory(device)?;
     Ok(GpuReport {
         name: result::device::get_name(device).map_err(&asking)?,

@@ -121,7 +121,7 @@ const FORWARD_BLOCKS: usize = 132 * 6;
 const GRADIENT_BLOCKS: usize = 132 * 5;
 
 impl Sums {
-    /// In as many blocks that the last of them, `at_once` running at a time, leave the least of the GPU idle.
+    /// In so many blocks that the last of them, `at_once` running at a time, leave the least of the GPU idle.
     fn of(x: Tensor, at_once: usize) -> Sums {
         let dims = x.dims();
         let (batch, pixels, channels) = (dims[0], dims[1] * dims[2], dims[3]);
@@ -499,8 +499,17 @@ mod tests {
 
     #[test]
     fn gradients() {
-        let shapes =
-            [(1, 1, 2, 2, 1), (2, 3, 5, 6, 3), (3, 4, 4, 20, 5), (1, 15, 10, 32, 32), (2, 2, 2, 64, 32)];
+        let shapes = [
+            (1, 1, 2, 2, 1),
+            (2, 3, 5, 6, 3),
+            (3, 4, 4, 20, 5),
+            (1, 15, 10, 32, 32),
+            (2, 2, 2, 64, 32),
+            // More than a GPU's thread keeps, with and without whole warps; more channels than it has threads for.
+            (1, 7, 7, 512, 4),
+            (1, 8, 7, 260, 2),
+            (1, 1, 2, 1028, 4),
+        ];
         for (batch, height, width, channels, groups) in shapes {
             for swish in [false, true] {
                 check_gradients(&[&[batch, height, width, channels], &[channels], &[channels]], |tape, x| {

@@ -1,15 +1,15 @@
-// One new token of every sequence through a transformer block, in five kernels of a few microseconds each. So little is computed that what
-// counts is how soon the next load can be asked for.
+// One new token of every sequence: its embedding, five kernels per transformer block, the head. Each takes a few microseconds and computes so little
+// that what counts is how soon the next load can be asked for.
 //
 // Products. A warp multiplies 16 rows of a weight [O, K] with 8 sequences, 32 columns at a time, in two steps of the tensor cores. In which order
 // they see the columns is free as long as both sides agree, so a lane takes eight neighbours: 16 bytes of each row, straight from memory. The warps
 // of a block share the columns out and add their results up in shared memory. In a warp, `group` (lane / 4) is the row of the weight and, on the
 // other side, the sequence; `member` (lane % 4) says which columns.
 //
-// Chains. Directly after another of them, these kernels start before that one has ended; the first of a chain starts like any other, when all
-// before it has ended. Until await_earlier() they read only parameters, which no kernel of a chain writes, and the past in the cache. The last to
-// write that was an earlier call's decode_qkv, and it has ended: decode_attention and decode_expand let the next kernel start only after their own
-// wait. Every block waits, and nothing is written before.
+// Chains. Directly after another of them, these kernels and `sample` start before that one has ended; the first of a chain starts like any other, when
+// all before it has ended. Until await_earlier() they read only parameters and the key of the step's random numbers, which no kernel of a chain
+// writes, and the past in the cache. The last to write that was an earlier call's decode_qkv, and it has ended: decode_attention, decode_expand and
+// decode_head let the next kernel start only after their own wait. Every block waits, and nothing is written before.
 
 namespace decode {
 

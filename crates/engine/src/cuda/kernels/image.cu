@@ -96,7 +96,7 @@ extern "C" __global__ void upsample_gradient(View dx, View dy, u32 width, u32 ch
 __device__ __forceinline__ bool in_fours(u32 channels) { return channels % 4 == 0 && channels <= 4 * blockDim.x; }
 
 template <typename F> __device__ void channel_sums(u32 pixels, u32 channels, u32 splits, float* parts, F two) {
-    extern __shared__ float room[]; // [2][threads][4]
+    extern __shared__ __align__(16) float room[]; // [2][threads][4]
     u32 image = blockIdx.x / splits, split = blockIdx.x % splits;
     u32 first = (u32)((u64)pixels * split / splits), last = (u32)((u64)pixels * (split + 1) / splits);
     float* out = parts + (size_t)blockIdx.x * 2 * channels;
@@ -210,7 +210,7 @@ __device__ __forceinline__ float before_swish(float dy, float u, int swish) {
 // Joins the sums of all blocks of the image, then normalises this block's share. Shared: five floats per channel. The first block of an image writes
 // its statistics [B, 2, C] for the gradient.
 extern "C" __global__ void __launch_bounds__(256, 6) group_norm(View out, float* statistics, View x, const float* parts, const float* gain, const float* shift, u32 pixels, u32 channels, u32 splits, u32 groups, float epsilon, int swish) {
-    extern __shared__ float totals[];
+    extern __shared__ __align__(16) float totals[];
     u32 image = blockIdx.x / splits;
     for (u32 i = threadIdx.x; i < 2 * channels; i += blockDim.x) {
         const float* from = parts + (size_t)image * splits * 2 * channels + i;
@@ -241,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(256, 6) group_norm(View out, float*
 // All of it for small images: one block each, whose threads are a multiple of `channels / 4` and, where that divides a warp, whole warps. A thread
 // keeps what it has read of its first pixels. Shared: the sums of every warp, or of every pixel that is read at a time; five floats per channel.
 extern "C" __global__ void __launch_bounds__(1024) group_norm_whole(View out, float* statistics, View x, const float* gain, const float* shift, u32 pixels, u32 channels, u32 groups, float epsilon, int swish) {
-    extern __shared__ float shares[]; // [2][rows][C], then [5][C]
+    extern __shared__ __align__(16) float shares[]; // [2][rows][C], then [5][C]
     constexpr u32 KEPT = 4;
     u32 quads = channels / 4, lanes = blockDim.x / quads, lane = threadIdx.x / quads, c = 4 * (threadIdx.x % quads);
     bool folds = 32 % quads == 0;
