@@ -133,7 +133,7 @@ impl Agent {
         config.validate().map_err(bad_config)?;
         let agent = Agent::within(device, &config, 0, bytes.len() / 4)?;
         let has_perceptual = file.names().iter().any(|name| name.starts_with("tokenizer.lpips."));
-        let perceptual = has_perceptual.then(|| Perceptual::random(device, 0.0)).transpose()?;
+        let perceptual = has_perceptual.then(|| Perceptual::new(device, 0.0)).transpose()?;
 
         let mut known = 0;
         for (prefix, network) in agent.networks(perceptual.as_ref()) {

@@ -148,7 +148,14 @@ impl Observer for Watch {
 
     fn epoch_done(&mut self, trainer: &mut Trainer, metrics: &[(String, f64)]) -> Result<(), TrainError> {
         if metrics.iter().any(|(name, _)| name == "evaluation/return") {
-            trainer.draw(&self.run.folder().join("media").join(format!("{:06}", trainer.epoch)))?;
+            let media = self.run.folder().join("media").join(format!("{:06}", trainer.epoch));
+            if !trainer.draw(&media)? {
+                let picture = media.join("reconstructions.png");
+                eprintln!(
+                    "warning: the tokenizer has the same tokens for every frame (see {}); if that does not change, see docs/training.md",
+                    picture.display()
+                );
+            }
         }
         self.run.save(trainer, metrics).map_err(|e| TrainError::Save(e.to_string()))?;
         self.last = metrics.to_vec();

@@ -25,10 +25,12 @@ impl Trainer {
     /// - `episode.gif`: the newest finished episode beside what the agent saw of it
     /// - `foresight.png`: a recorded stretch above the world model's dream of it, from its first frame and its actions alone
     /// - `dream.png`, `dream.gif`: the policy acting in dreams
-    pub fn draw(&self, folder: &Path) -> Result<()> {
+    ///
+    /// Whether the tokenizer can tell frames apart: false if several that differ have the same tokens, all of them.
+    pub fn draw(&self, folder: &Path) -> Result<bool> {
         let epoch = self.epoch.saturating_sub(1);
         if self.config.tokenizer.schedule.start_after > epoch || self.replay.steps() == 0 {
-            return Ok(());
+            return Ok(true);
         }
         std::fs::create_dir_all(folder)
             .map_err(|source| save(CheckpointError::Io { doing: "create", path: folder.into(), source }))?;
@@ -52,7 +54,11 @@ impl Trainer {
         for _ in 0..FRAMES {
             frames.extend(scenes.recorded(self.replay.sample_step(&mut rng), 1)?);
         }
-        let seen = scenes.reconstructed(&frames)?.0;
+        let (seen, tokens) = scenes.reconstructed(&frames)?;
+        let differ = frames.iter().any(|cell| cell.frame != frames[0].frame);
+        let mut views = tokens.chunks_exact(self.config.agent.tokenizer.tokens());
+        let first = views.next();
+        let tells_apart = !differ || views.any(|view| Some(view) != first);
         strip("reconstructions.png", &[frames, seen])?;
 
         if let Some(episode) = self.replay.table().episodes.iter().rfind(|e| e.ended) {
@@ -74,7 +80,7 @@ impl Trainer {
             strip("dream.png", &rows)?;
             animation("dream.gif", &rows)?;
         }
-        Ok(())
+        Ok(tells_apart)
     }
 }
 
