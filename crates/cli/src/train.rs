@@ -152,7 +152,7 @@ impl Observer for Watch {
             if !trainer.draw(&media)? {
                 let picture = media.join("reconstructions.png");
                 eprintln!(
-                    "warning: the tokenizer has the same tokens for every frame (see {}); if that does not change, see docs/training.md",
+                    "warning: the tokenizer has the same tokens for every frame (see {}); if that does not change, tokenizer.squared_weight=100 may help (docs/training.md)",
                     picture.display()
                 );
             }
