@@ -63,7 +63,8 @@ impl Player {
         self.actions.read()
     }
 
-    /// Returns of `episodes` whole games. Game number n is the same whoever plays beside it: no bias towards short games.
+    /// Returns of `episodes` whole games. Game number n is the same whoever plays beside it: no bias towards short games. After every step
+    /// `go_on` hears how many are over, and may stop it.
     pub fn evaluate(
         &mut self,
         agent: &Agent,
@@ -71,7 +72,7 @@ impl Player {
         episodes: usize,
         temperature: f32,
         key: Key,
-        mut done: impl FnMut(usize),
+        mut go_on: impl FnMut(usize) -> bool,
     ) -> Result<Vec<f32>, PlayError> {
         self.set_key(key);
         let size = agent.config.tokenizer.frame_size;
@@ -97,7 +98,6 @@ impl Player {
                 returns[episode] += step.reward;
                 if step.done() {
                     finished += 1;
-                    done(finished);
                     playing[place] = (next < episodes).then_some(next);
                     seeds[place] = playing[place].map(|e| episode_seed(key.seed, e));
                     next += 1;
@@ -105,6 +105,9 @@ impl Player {
                 }
             }
             games.reset(&seeds);
+            if !go_on(finished) {
+                return Err(PlayError::Stopped);
+            }
         }
         Ok(returns)
     }
@@ -121,4 +124,6 @@ pub enum PlayError {
     Engine(#[from] engine::Error),
     #[error(transparent)]
     Env(#[from] EnvError),
+    #[error("stopped")]
+    Stopped,
 }

@@ -16,11 +16,14 @@ pub fn run(args: EvalArgs) -> Result<()> {
     let mut player = Player::new(&device, &agent, args.episodes.min(32));
     let key = Key::new(args.player.seed, 1);
     let progress = Progress::new("games", args.episodes);
+    let mut said = 0;
     let returns = player.evaluate(&agent, game, args.episodes, args.player.temperature, key, |done| {
         progress.set(done);
-        if !progress.is_shown() && (done == args.episodes || done.is_multiple_of(10)) {
+        if !progress.is_shown() && done > said && (done == args.episodes || done - said >= 10) {
             eprintln!("{done} of {} games", args.episodes);
+            said = done;
         }
+        true
     })?;
     drop(progress);
     let count = returns.len() as f32;

@@ -3,7 +3,7 @@
 mod common;
 
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{SMALL, Scratch, iris, results, stderr, train};
@@ -29,6 +29,31 @@ fn a_killed_run_continues_to_the_same_bits() {
             assert!(expected == got, "{name} differs after being killed in epoch {}", epochs_before + 1);
         }
     }
+}
+
+/// Ctrl-C in the middle of an evaluation that would go on for days: the run stops there, says how to go on, and keeps its finished epoch.
+#[test]
+fn ctrl_c_stops_an_evaluation() {
+    let scratch = Scratch::new("ctrl-c");
+    let run = scratch.0.join("run");
+    let mut child = iris()
+        .arg("train")
+        .args(SMALL)
+        // Nothing is left for the second epoch but to evaluate.
+        .args(["collection.epochs=1", "tokenizer.schedule.updates=0", "world_model.schedule.start_after=9"])
+        .args(["actor_critic.schedule.start_after=9", "evaluation.episodes=10000000", "--out"])
+        .arg(&run)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    assert!(said.any(|line| line.starts_with("epoch 1/4")));
+    let interrupt = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(interrupt.success());
+    assert!(!child.wait().unwrap().success());
+    let last = said.last().unwrap();
+    assert!(last.contains("stopped") && last.contains("--resume"), "{last}");
+    assert!(run.join("checkpoints/000001/state.json").exists());
 }
 
 /// Killed before its first epoch is over, a run starts again from its beginning.

@@ -442,13 +442,14 @@ impl Trainer {
         let game = self.game;
         // Evaluation games are none of those that were collected.
         let key = Key { seed: self.config.seed ^ 0xE7A1, ..self.key(Stream::Evaluate) };
-        let mut going_on = true;
-        let returns = player.evaluate(&self.agent, game, episodes, config.temperature, key, |done| {
-            going_on &= observer.progress("evaluate", done, episodes);
-        })?;
-        if !going_on {
-            return Err(TrainError::Interrupted);
-        }
+        let returns = player
+            .evaluate(&self.agent, game, episodes, config.temperature, key, |done| {
+                observer.progress("evaluate", done, episodes)
+            })
+            .map_err(|e| match e {
+                PlayError::Stopped => TrainError::Interrupted,
+                e => e.into(),
+            })?;
         let mean = returns.iter().sum::<f32>() / returns.len() as f32;
         means.add("evaluation/return", mean);
         means.add("evaluation/progress", game.progress(mean));

@@ -175,8 +175,7 @@ impl Gpu {
         self.enter().ok().and_then(|()| result::mem_get_info().ok()).map_or(0, |(free, _)| free)
     }
 
-    /// Zeroed memory. If there is none left, the next call that can fail says so.
-    /// Memory with unspecified contents.
+    /// Memory with unspecified contents. If there is none left, the next call that can fail says so.
     pub fn allocate(&self, bytes: usize) -> DeviceMemory {
         DeviceMemory::new(&self.core, bytes)
     }
