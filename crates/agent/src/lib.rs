@@ -25,7 +25,7 @@ pub use imagine::{Acting, Dreamer, Start, Trajectories};
 pub use layers::Network;
 pub use perceptual::Perceptual;
 pub use player::{PlayError, Player};
-pub use replay::{Access, Episode, Record, Replay, ReplayError, Segment, Table};
+pub use replay::{Episode, Record, Replay, ReplayError, Segment, Table};
 pub use scenes::{Eye, Scenes};
 pub use tokenizer::{Tokenizer, TokenizerLosses};
 pub use world_model::{Memory, WorldModel, WorldModelBatch, WorldModelLosses, WorldModelOutput};

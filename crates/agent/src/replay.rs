@@ -101,11 +101,10 @@ pub enum ReplayError {
 type Result<T, E = ReplayError> = std::result::Result<T, E>;
 
 /// What may be done with the files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Access {
     /// Another process may be writing them.
     Read,
-    /// Files are cut back to what the table knows.
     Write,
 }
 
@@ -132,14 +131,8 @@ impl Replay {
         frame_bytes + RECORD_BYTES
     }
 
-    /// Opens the replay in `folder` as `table` describes it; an empty table starts anew.
-    pub fn open(
-        folder: &Path,
-        frame_bytes: usize,
-        max_steps: usize,
-        table: Table,
-        access: Access,
-    ) -> Result<Replay> {
+    /// Opens the replay in `folder` as `table` describes it, to read it: nothing on disk is changed. An empty table is a new one.
+    pub fn open(folder: &Path, frame_bytes: usize, max_steps: usize, table: Table) -> Result<Replay> {
         let mut replay = Replay {
             folder: folder.to_path_buf(),
             segments: BTreeMap::new(),
@@ -148,16 +141,27 @@ impl Replay {
             flushed: table.records / SEGMENT,
             table,
         };
-        if access == Access::Write {
-            std::fs::create_dir_all(folder).map_err(fail("create", folder))?;
-            replay.cut_back()?;
-        }
-        let first = replay.table.episodes.first().map_or(replay.table.records, |e| e.start) / SEGMENT;
-        for segment in first..replay.table.records.div_ceil(SEGMENT) {
-            let files = replay.open_segment(segment, access)?;
-            replay.segments.insert(segment, files);
-        }
+        replay.open_segments(Access::Read)?;
         Ok(replay)
+    }
+
+    /// Makes it one that can be written: files are cut back to what the table knows.
+    pub fn begin_writing(&mut self) -> Result<()> {
+        std::fs::create_dir_all(&self.folder).map_err(fail("create", &self.folder))?;
+        self.cut_back()?;
+        self.open_segments(Access::Write)
+    }
+
+    fn open_segments(&mut self, access: Access) -> Result<()> {
+        let first = self.table.episodes.first().map_or(self.table.records, |e| e.start) / SEGMENT;
+        for segment in first..self.table.records.div_ceil(SEGMENT) {
+            // One that is missing has no records; `damaged_episodes` says so.
+            if access == Access::Write || ["frames", "steps"].iter().all(|k| self.path(segment, k).exists()) {
+                let files = self.open_segment(segment, access)?;
+                self.segments.insert(segment, files);
+            }
+        }
+        Ok(())
     }
 
     /// Removes and shortens what was written after the table.
@@ -226,8 +230,17 @@ impl Replay {
     }
 
     /// Number of the episode in which the newest game began.
-    pub fn newest_game(&self) -> usize {
+    fn newest_game(&self) -> usize {
         self.table.episodes.iter().rposition(|e| !e.continues).unwrap_or(0)
+    }
+
+    /// The episodes of the game that was played last, from its fresh start to the newest step; none if some of them are forgotten.
+    pub fn whole_newest_game(&self) -> &[Episode] {
+        let game = &self.table.episodes[self.newest_game()..];
+        let ends = game.iter().skip(1).map(|e| e.start).chain([self.table.records]);
+        let whole = game.first().is_some_and(|e| !e.continues)
+            && game.iter().zip(ends).all(|(episode, end)| episode.start + episode.len == end);
+        if whole { game } else { &[] }
     }
 
     /// `continues`: the game of the last episode goes on.
@@ -302,17 +315,16 @@ impl Replay {
         }
         let mut frame = vec![0; self.frame_bytes];
         let mut check = |record: usize| -> Result<Option<ReplayError>> {
-            match lengths.get(&(record / SEGMENT)) {
-                Some((found, path)) if *found <= record % SEGMENT => {
-                    let expected =
-                        self.table.records.min((record / SEGMENT + 1) * SEGMENT) - record / SEGMENT * SEGMENT;
-                    return Ok(Some(ReplayError::CutOff { path: path.clone(), expected, found: *found }));
-                }
-                _ => {}
+            let segment = record / SEGMENT;
+            let missing = (0, self.path(segment, "frames"));
+            let (found, path) = lengths.get(&segment).unwrap_or(&missing);
+            if *found <= record % SEGMENT {
+                let expected = self.table.records.min((segment + 1) * SEGMENT) - segment * SEGMENT;
+                return Ok(Some(ReplayError::CutOff { path: path.clone(), expected, found: *found }));
             }
             self.frame(record, &mut frame)?;
             let bytes = self.read_record(record)?;
-            let path = self.path(record / SEGMENT, "frames");
+            let path = self.path(segment, "frames");
             Ok((checksum(&frame, &bytes) != bytes[9..]).then_some(ReplayError::Damaged { path, record }))
         };
         let mut damaged = Vec::new();
@@ -327,13 +339,16 @@ impl Replay {
         Ok(damaged)
     }
 
-    /// Forgets episodes, given by their numbers in the table.
+    /// Forgets episodes, given by their numbers in the table. A game that loses one of its lives is not played on.
     pub fn forget(&mut self, episodes: &[usize]) {
         let mut number = 0;
         self.table.episodes.retain(|_| {
             number += 1;
             !episodes.contains(&(number - 1))
         });
+        if self.whole_newest_game().is_empty() {
+            self.table.episodes.iter_mut().for_each(|e| e.ended = true);
+        }
     }
 
     fn files(&self, record: usize) -> Result<&Files> {
@@ -421,7 +436,9 @@ mod tests {
     }
 
     fn open(folder: &Scratch, max_steps: usize, table: Table) -> Result<Replay> {
-        Replay::open(&folder.0, 4, max_steps, table, Access::Write)
+        let mut replay = Replay::open(&folder.0, 4, max_steps, table)?;
+        replay.begin_writing()?;
+        Ok(replay)
     }
 
     fn fill(replay: &mut Replay, lengths: &[usize]) {
@@ -469,7 +486,12 @@ mod tests {
         replay.forget(&[2]);
         assert_eq!((replay.steps(), replay.open_episode()), (5, None));
         drop(replay);
-        // So is a file that lost its end.
+        // So is a file that is gone, which a reader leaves so.
+        std::fs::remove_file(&newest).unwrap();
+        let damaged = Replay::open(&folder.0, 4, 1000, table.clone()).unwrap().damaged_episodes().unwrap();
+        assert!(matches!(damaged[..], [(1, ReplayError::CutOff { found: 0, .. }), _]), "{damaged:?}");
+        assert!(!newest.exists());
+        // So is one that lost its end.
         std::fs::write(&newest, [0; 7]).unwrap();
         let damaged = open(&folder, 1000, table).unwrap().damaged_episodes().unwrap();
         assert!(
@@ -491,11 +513,32 @@ mod tests {
         fill(&mut replay, &[3]);
         let table = replay.table().clone();
         fill(&mut replay, &[6]);
-        let reader = Replay::open(&folder.0, 4, 1000, table.clone(), Access::Read).unwrap();
+        let reader = Replay::open(&folder.0, 4, 1000, table.clone()).unwrap();
         assert_eq!(reader.table(), &table);
         let mut frame = [0; 4];
         replay.frame(8, &mut frame).unwrap();
         assert_eq!(frame, [8; 4]);
+    }
+
+    #[test]
+    fn a_game_that_lost_a_life_is_not_played_on() {
+        let folder = Scratch::new("lives");
+        let mut replay = open(&folder, 1000, Table::default()).unwrap();
+        fill(&mut replay, &[2, 1]);
+        for end in [true, true, false] {
+            replay.begin_episode(0, true);
+            replay.push(&[0; 4], Record { action: 0, reward: 0.0, end }).unwrap();
+        }
+        let starts =
+            |replay: &Replay| -> Vec<usize> { replay.whole_newest_game().iter().map(|e| e.start).collect() };
+        assert_eq!((starts(&replay), replay.open_episode().is_some()), (vec![2, 3, 4, 5], true));
+        let table = replay.table().clone();
+        // Its first life, one in the middle, the newest, another game's.
+        for (forgotten, whole) in [(1, false), (3, false), (4, false), (0, true)] {
+            let mut replay = open(&folder, 1000, table.clone()).unwrap();
+            replay.forget(&[forgotten]);
+            assert_eq!((!starts(&replay).is_empty(), replay.open_episode().is_some()), (whole, whole));
+        }
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! `iris train`: a run from its config to its end, with progress.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use agent::train::{Damaged, Observer, Run, TrainError, Trainer, train};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use engine::Device;
 
 use crate::args::TrainArgs;
@@ -19,7 +19,9 @@ pub fn run(args: TrainArgs) -> Result<()> {
     let (run, mut trainer) = match &args.resume {
         Some(folder) => {
             let damaged = if args.forget_damaged { Damaged::Forget } else { Damaged::Refuse };
-            Run::resume(&device, folder, damaged, |warning| eprintln!("warning: {warning}"))?
+            let resumed = Run::resume(&device, folder, damaged, |warning| eprintln!("warning: {warning}"))?;
+            write_config_if_missing(folder, &resumed.1)?;
+            resumed
         }
         None => create(&args, &device)?,
     };
@@ -30,7 +32,13 @@ pub fn run(args: TrainArgs) -> Result<()> {
         eprintln!("{}: {variant}", trainer.config.env);
     }
     let mut watch = Watch::new(run)?;
-    train(&mut trainer, &mut watch)?;
+    match train(&mut trainer, &mut watch) {
+        Err(TrainError::Interrupted) => {
+            let folder = watch.run.folder().display();
+            bail!("stopped; `iris train --resume {folder}` continues from the last finished epoch");
+        }
+        ended => ended?,
+    }
     watch.summary(&trainer, first);
     Ok(())
 }
@@ -42,10 +50,17 @@ fn create(args: &TrainArgs, device: &Device) -> Result<(Run, Trainer)> {
         PathBuf::from("runs").join(&config.env).join(format!("{}-seed{}", calendar(now), config.seed))
     });
     let text = config::document(&config)?;
-    let (run, trainer) = Run::create(device, config, &folder)?;
+    Ok(Run::create(device, config, &text, &folder)?)
+}
+
+/// `iris report` needs the config, too.
+fn write_config_if_missing(folder: &Path, trainer: &Trainer) -> Result<()> {
     let path = folder.join("config.toml");
-    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    Ok((run, trainer))
+    if path.exists() {
+        return Ok(());
+    }
+    let text = config::document(&trainer.config)?;
+    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Seconds since 1970 as date and time of day (UTC), in a form that sorts.
@@ -82,8 +97,12 @@ impl Watch {
     fn new(run: Run) -> Result<Watch> {
         let stop = Arc::new(AtomicBool::new(false));
         let flag = stop.clone();
-        ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))
-            .context("cannot listen for Ctrl-C")?;
+        let stopping = move || match flag.swap(true, Ordering::Relaxed) {
+            false => eprintln!("stopping after this update; Ctrl-C again stops at once"),
+            // A run survives being killed at any moment.
+            true => std::process::exit(130),
+        };
+        ctrlc::set_handler(stopping).context("cannot listen for Ctrl-C")?;
         let now = Instant::now();
         Ok(Watch {
             run,
@@ -94,6 +113,13 @@ impl Watch {
             seconds: HashMap::new(),
             last: Vec::new(),
         })
+    }
+
+    /// The time since the last call was spent on this.
+    fn count(&mut self, phase: &'static str) {
+        let now = Instant::now();
+        *self.seconds.entry(phase).or_default() += (now - self.since).as_secs_f64();
+        self.since = now;
     }
 
     fn metric(&self, name: &str) -> Option<f64> {
@@ -125,7 +151,10 @@ impl Watch {
             phases.iter().map(|(phase, seconds)| format!("{phase} {seconds:.0} s")).collect();
         println!("time: {}", phases.join(", "));
         let folder = self.run.folder().display();
-        println!("pictures: {folder}/media/{:06}", trainer.epoch);
+        let pictures = self.run.folder().join("media").join(format!("{:06}", trainer.epoch));
+        if pictures.exists() {
+            println!("pictures: {}", pictures.display());
+        }
         println!("next: iris dream {folder}     (what the world model imagines)");
         println!("      iris eval {folder}      (100 whole games)");
     }
@@ -133,9 +162,7 @@ impl Watch {
 
 impl Observer for Watch {
     fn progress(&mut self, phase: &'static str, done: usize, total: usize) -> bool {
-        let now = Instant::now();
-        *self.seconds.entry(phase).or_default() += (now - self.since).as_secs_f64();
-        self.since = now;
+        self.count(phase);
         if self.bar.as_ref().is_none_or(|bar| bar.phase() != phase) {
             self.bar = Some(Progress::new(phase, total));
         }
@@ -147,6 +174,7 @@ impl Observer for Watch {
     }
 
     fn epoch_done(&mut self, trainer: &mut Trainer, metrics: &[(String, f64)]) -> Result<(), TrainError> {
+        self.since = Instant::now();
         if metrics.iter().any(|(name, _)| name == "evaluation/return") {
             let media = self.run.folder().join("media").join(format!("{:06}", trainer.epoch));
             if !trainer.draw(&media)? {
@@ -158,6 +186,7 @@ impl Observer for Watch {
             }
         }
         self.run.save(trainer, metrics).map_err(|e| TrainError::Save(e.to_string()))?;
+        self.count("pictures and checkpoints");
         self.last = metrics.to_vec();
         let mut line = format!(
             "epoch {}/{}  {:.0} s",

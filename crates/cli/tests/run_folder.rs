@@ -2,7 +2,9 @@
 
 mod common;
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 
 use common::{Scratch, iris, results, stderr, train};
 
@@ -65,12 +67,73 @@ fn a_damaged_replay_is_named_and_can_be_left_out() {
     // A segment that lost its end: two checkpoints count on it.
     let bytes = std::fs::read(&frames).unwrap();
     std::fs::write(&frames, &bytes[..3072]).unwrap();
+    let before = contents(&run);
     let refused = iris().args(["train", "--resume"]).arg(&run).output().unwrap();
     let text = stderr(&refused);
     assert!(
         !refused.status.success() && text.contains("holds 1 records") && text.contains("--forget-damaged"),
         "{text}"
     );
+    assert!(contents(&run) == before, "a refused run was changed");
+}
+
+/// Every file under a folder with its bytes.
+fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => found.extend(contents(&path)),
+            false => drop(found.insert(path.clone(), std::fs::read(path).unwrap())),
+        }
+    }
+    found
+}
+
+#[test]
+fn a_run_that_cannot_go_on_is_left_as_it_is() {
+    let scratch = Scratch::new("refused");
+    let run = scratch.0.join("run");
+    assert!(train(&run, &["epochs=2"]).status.success());
+    let resume = || iris().args(["train", "--resume"]).arg(&run).output().unwrap();
+
+    // While another process has it.
+    let lock = File::open(run.join("lock")).unwrap();
+    lock.lock().unwrap();
+    let output = resume();
+    assert!(!output.status.success() && stderr(&output).contains("is going on"), "{}", stderr(&output));
+    drop(lock);
+
+    // Its game is not in this program: no checkpoint can help.
+    let states = ["000001", "000002"].map(|epoch| run.join("checkpoints").join(epoch).join("state.json"));
+    let texts = states.each_ref().map(|path| std::fs::read_to_string(path).unwrap());
+    for (path, text) in states.iter().zip(&texts) {
+        std::fs::write(path, text.replace("arcade/catch", "arcade/throw")).unwrap();
+    }
+    let before = contents(&run);
+    let output = resume();
+    assert!(!output.status.success() && stderr(&output).contains("arcade/throw"), "{}", stderr(&output));
+    assert_eq!(stderr(&output).lines().count(), 1, "{}", stderr(&output));
+    assert!(contents(&run) == before, "a refused run was changed");
+    states.iter().zip(&texts).for_each(|(path, text)| std::fs::write(path, text).unwrap());
+
+    // Without its metrics, and with some of them, it goes on; a config that is gone is written again.
+    let metrics = run.join("metrics.jsonl");
+    for kept in [0, 20] {
+        let text = std::fs::read(&metrics).unwrap();
+        std::fs::write(&metrics, &text[..kept.min(text.len())]).unwrap();
+        std::fs::remove_file(run.join("config.toml")).unwrap();
+        let output = resume();
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(stderr(&output).contains("has lost metrics"), "{}", stderr(&output));
+        assert!(std::fs::read(&metrics).unwrap().is_empty() && run.join("config.toml").exists());
+        std::fs::write(&metrics, text).unwrap();
+    }
+
+    // A run that cannot begin leaves nothing behind.
+    let nothing = scratch.0.join("nothing");
+    let output = train(&nothing, &["tokenizer.perceptual=no/such/agent"]);
+    assert!(!output.status.success() && !nothing.exists(), "{}", stderr(&output));
 }
 
 /// Tags and values of an event file, with every checksum compared.

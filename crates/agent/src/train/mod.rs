@@ -41,7 +41,7 @@ pub enum TrainError {
     NoPerceptual { path: PathBuf },
     #[error("cannot save the run: {0}")]
     Save(String),
-    #[error("stopped; the same command with --resume continues from the last finished epoch")]
+    #[error("stopped")]
     Interrupted,
 }
 
@@ -163,7 +163,7 @@ pub fn train(trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
 }
 
 impl Trainer {
-    /// A run with these networks and this replay, after `epoch` epochs. An episode that was being played is played again up to where it was.
+    /// A run with these networks and this replay, after `epoch` epochs. The game that was being played is played again up to where it was.
     pub fn new(
         device: &Device,
         config: TrainConfig,
@@ -173,7 +173,7 @@ impl Trainer {
     ) -> Result<Trainer> {
         let game = Game::find(&config.env)?;
         let mut env = game.make(Purpose::Train, config.agent.tokenizer.frame_size)?;
-        replay_open_game(env.as_mut(), &replay)?;
+        replay_newest_game(env.as_mut(), &replay)?;
         let (t, w, p) = (&config.agent.tokenizer, &config.agent.world_model, &config.actor_critic);
         let (batch, steps) = (config.world_model.schedule.batch, w.steps);
         let integers = |name: &str| device.buffer::<i32>(name, [batch, steps]);
@@ -313,7 +313,8 @@ impl Trainer {
         if updates > 0 {
             self.cache.clear();
         }
-        self.tokenizer_losses.finish(updates, means)
+        self.tokenizer_losses.finish(updates, means)?;
+        self.updates_done(observer, "tokenizer", updates)
     }
 
     fn update_world_model(&mut self, observer: &mut dyn Observer, means: &mut Means) -> Result<()> {
@@ -347,7 +348,8 @@ impl Trainer {
             self.check(observer, "world model", update, updates)?;
         }
         self.finish_updates("world model", &config.schedule);
-        self.world_model_losses.finish(updates, means)
+        self.world_model_losses.finish(updates, means)?;
+        self.updates_done(observer, "world model", updates)
     }
 
     /// Tokens, actions, reward classes, ends and mask of segments into the input buffers.
@@ -412,7 +414,8 @@ impl Trainer {
             self.check(observer, "behaviour", update, updates)?;
         }
         self.finish_updates("behaviour", &config.schedule);
-        self.behaviour_losses.finish(updates, means)
+        self.behaviour_losses.finish(updates, means)?;
+        self.updates_done(observer, "behaviour", updates)
     }
 
     /// Reconstructed frames before the dream, and the tokens of its first.
@@ -483,6 +486,14 @@ impl Trainer {
         size * size * 3
     }
 
+    /// A device may still be at work when the last update has been handed to it; now it is not.
+    fn updates_done(&self, observer: &mut dyn Observer, phase: &'static str, updates: usize) -> Result<()> {
+        match updates {
+            0 => Ok(()),
+            _ => self.check(observer, phase, updates - 1, updates),
+        }
+    }
+
     fn check(
         &self,
         observer: &mut dyn Observer,
@@ -505,12 +516,9 @@ fn pretrained(device: &Device, folder: &Path, dropout: f32) -> Result<Perceptual
     Ok(perceptual)
 }
 
-/// Plays the game that an unfinished episode belongs to again, up to where it was: from its last fresh start, over the lives lost since.
-fn replay_open_game(env: &mut dyn Env, replay: &Replay) -> Result<()> {
-    if replay.open_episode().is_none() {
-        return Ok(());
-    }
-    for episode in &replay.table().episodes[replay.newest_game()..] {
+/// Plays the newest game again, up to where it was: from its fresh start, over the lives lost since. A game that is over ends again.
+fn replay_newest_game(env: &mut dyn Env, replay: &Replay) -> Result<()> {
+    for episode in replay.whole_newest_game() {
         env.reset(episode.seed);
         for record in episode.start..episode.start + episode.len {
             env.step(replay.record(record)?.action as usize)?;

@@ -7,10 +7,11 @@
 //! media/000012/          pictures of what the networks made of things after 12 epochs
 //! replay/                see `Replay`
 //! checkpoints/000012/    all state after 12 epochs; the last two are kept
+//! lock                   held while the run goes on
 //! ```
 
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -21,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::{TrainConfig, TrainError, Trainer, tensorboard};
 use crate::Agent;
 use crate::checkpoint::{CheckpointError, Entry, io, write_atomically, write_safetensors};
-use crate::replay::{Access, Replay, ReplayError, Table};
+use crate::replay::{Replay, ReplayError, Table};
 
 /// Checkpoints that are kept.
 const KEPT: usize = 2;
@@ -43,6 +44,8 @@ pub enum RunError {
     NothingLeft { path: PathBuf },
     #[error("there is no folder {path}; name that of a run, which `iris train` prints when it starts")]
     NoSuchRun { path: PathBuf },
+    #[error("the run in {path} is going on in another process: wait for it, or stop it with Ctrl-C")]
+    GoingOn { path: PathBuf },
     #[error("{path} already holds a run: continue it with --resume, or choose another folder")]
     Exists { path: PathBuf },
     #[error("{path} holds no checkpoint that can be continued{}", reason.as_ref().map_or(String::new(), |r| format!(": {r}. If it is the replay, --forget-damaged continues without the episodes concerned")))]
@@ -69,128 +72,84 @@ pub enum Damaged {
     Forget,
 }
 
+/// A run that goes on: nobody else can continue it meanwhile.
 pub struct Run {
-    folder: PathBuf,
+    folder: Folder,
+    _lock: File,
 }
 
+/// Where a run is.
+struct Folder(PathBuf);
+
 impl Run {
-    /// Starts a run in a new folder, with a first checkpoint, so that it can be continued from the first moment on.
-    pub fn create(device: &Device, config: TrainConfig, folder: &Path) -> Result<(Run, Trainer)> {
-        let run = Run { folder: folder.into() };
+    /// Starts a run in a new folder, with its config as text and a first checkpoint, so that it can be continued from the first moment on.
+    pub fn create(
+        device: &Device,
+        config: TrainConfig,
+        document: &str,
+        folder: &Path,
+    ) -> Result<(Run, Trainer)> {
+        let run = Folder(folder.into());
         if !run.checkpoints()?.is_empty() {
             return Err(RunError::Exists { path: folder.into() });
         }
-        std::fs::create_dir_all(folder.join("checkpoints")).map_err(|e| io("create", folder, e))?;
         let agent = Agent::new(device, &config.agent, config.seed).map_err(CheckpointError::from)?;
-        let replay = run.open_replay(&config, Table::default(), Access::Write)?;
+        let replay = run.open_replay(&config, Table::default())?;
         let mut trainer = Trainer::new(device, config, agent, replay, 0).map_err(Box::new)?;
+        std::fs::create_dir_all(folder.join("checkpoints")).map_err(|e| io("create", folder, e))?;
+        let run = Run { _lock: run.lock()?, folder: run };
+        trainer.replay.begin_writing()?;
+        write_atomically(&folder.join("config.toml"), document.as_bytes())?;
         run.write_checkpoint(&mut trainer, 0)?;
         Ok((run, trainer))
     }
 
-    /// Continues the run in `folder` from its newest checkpoint that can be read. `warn` hears about one that cannot.
+    /// Continues the run in `folder` from its newest checkpoint that can be read. `warn` hears about one that cannot. Nothing is changed before one
+    /// is found.
     pub fn resume(
         device: &Device,
         folder: &Path,
         damaged: Damaged,
         mut warn: impl FnMut(String),
     ) -> Result<(Run, Trainer)> {
-        let run = Run::open(folder)?;
+        let folder = Folder::open(folder)?;
+        let run = Run { _lock: folder.lock()?, folder };
         let mut reason = None;
-        for checkpoint in run.checkpoints()?.into_iter().rev() {
-            match run.load(device, &checkpoint, damaged, &mut warn) {
-                Ok(trainer) => return Ok((run, trainer)),
-                // The checkpoint is good, and the one before it would lose more.
-                Err(error @ RunError::DamagedReplay { .. }) => return Err(error),
+        for checkpoint in run.folder.checkpoints()?.into_iter().rev() {
+            match run.folder.load(device, &checkpoint, damaged, &mut warn) {
+                Ok((mut trainer, metrics_bytes)) => {
+                    trainer.replay.begin_writing()?;
+                    run.cut_metrics_back(metrics_bytes, &mut warn)?;
+                    return Ok((run, trainer));
+                }
+                // The checkpoint is good: the one before it would lose more, or fare no better.
+                Err(error @ (RunError::DamagedReplay { .. } | RunError::Train(_))) => return Err(error),
                 Err(error) => {
                     warn(format!("{error}; trying the checkpoint before it"));
                     reason.get_or_insert(error.to_string());
                 }
             }
         }
-        Err(RunError::NothingToResume { path: folder.into(), reason })
-    }
-
-    pub fn folder(&self) -> &Path {
-        &self.folder
+        Err(RunError::NothingToResume { path: run.folder.0, reason })
     }
 
     /// The agent of the newest checkpoint of a run.
     pub fn newest_agent(device: &Device, folder: &Path) -> Result<(TrainConfig, Agent)> {
-        let run = Run::open(folder)?;
-        let newest = run.newest()?;
-        let state = read_state(&newest)?;
-        Ok((state.config, Agent::load(device, &newest)?.0))
-    }
-
-    fn open_replay(&self, config: &TrainConfig, table: Table, access: Access) -> Result<Replay> {
-        let size = config.agent.tokenizer.frame_size;
-        let max_steps = config.replay.steps(Replay::step_bytes(size * size * 3));
-        Ok(Replay::open(&self.folder.join("replay"), size * size * 3, max_steps, table, access)?)
-    }
-
-    /// A run that is there.
-    fn open(folder: &Path) -> Result<Run> {
-        match folder.is_dir() {
-            true => Ok(Run { folder: folder.into() }),
-            false => Err(RunError::NoSuchRun { path: folder.into() }),
-        }
-    }
-
-    /// Finished checkpoints, oldest first.
-    fn checkpoints(&self) -> Result<Vec<PathBuf>> {
-        let folder = self.folder.join("checkpoints");
-        let Ok(entries) = std::fs::read_dir(&folder) else { return Ok(Vec::new()) };
-        let mut found: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
-        found.retain(|path| {
-            path.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.bytes().all(|b| b.is_ascii_digit()))
-        });
-        found.sort();
-        Ok(found)
+        let newest = Folder::open(folder)?.newest()?;
+        Ok((read_state(&newest)?.config, Agent::load(device, &newest)?.0))
     }
 
     /// The agent of the newest checkpoint with its config and the replay as it was then. Nothing is changed; the run may be going on.
     pub fn look(device: &Device, folder: &Path) -> Result<(TrainConfig, Agent, Replay)> {
-        let run = Run::open(folder)?;
-        let newest = run.newest()?;
+        let folder = Folder::open(folder)?;
+        let newest = folder.newest()?;
         let state = read_state(&newest)?;
-        let replay = run.open_replay(&state.config, state.replay, Access::Read)?;
+        let replay = folder.open_replay(&state.config, state.replay)?;
         Ok((state.config, Agent::load(device, &newest)?.0, replay))
     }
 
-    fn newest(&self) -> Result<PathBuf> {
-        let newest = self.checkpoints()?.pop();
-        newest.ok_or_else(|| RunError::NothingToResume { path: self.folder.clone(), reason: None })
-    }
-
-    fn load(
-        &self,
-        device: &Device,
-        checkpoint: &Path,
-        damaged: Damaged,
-        warn: &mut impl FnMut(String),
-    ) -> Result<Trainer> {
-        let state = read_state(checkpoint)?;
-        let (agent, _) = Agent::load(device, checkpoint)?;
-        read_optimisers(&agent, &checkpoint.join("optimisers.safetensors"))?;
-        let mut replay = self.open_replay(&state.config, state.replay, Access::Write)?;
-        let mut bad = replay.damaged_episodes()?;
-        if damaged == Damaged::Refuse && !bad.is_empty() {
-            return Err(match bad.swap_remove(0).1 {
-                // The checkpoint before may do without what is missing.
-                error @ ReplayError::CutOff { .. } => error.into(),
-                reason => RunError::DamagedReplay { reason },
-            });
-        }
-        for (_, error) in &bad {
-            warn(format!("{error}; its episode is forgotten"));
-        }
-        replay.forget(&bad.iter().map(|(episode, _)| *episode).collect::<Vec<_>>());
-        if !bad.is_empty() && replay.steps() == 0 {
-            return Err(RunError::NothingLeft { path: self.folder.clone() });
-        }
-        self.cut_metrics_back(state.metrics_bytes)?;
-        Ok(Trainer::new(device, state.config, agent, replay, state.epoch).map_err(Box::new)?)
+    pub fn folder(&self) -> &Path {
+        &self.folder.0
     }
 
     /// Appends the epoch's metrics and writes a checkpoint; it is there whole or not at all.
@@ -201,7 +160,7 @@ impl Run {
 
     fn write_checkpoint(&self, trainer: &mut Trainer, metrics_bytes: u64) -> Result<()> {
         trainer.replay.flush()?;
-        let folder = self.folder.join("checkpoints");
+        let folder = self.folder().join("checkpoints");
         let (partial, done) = (folder.join("partial"), folder.join(format!("{:06}", trainer.epoch)));
         // What a crash left of an earlier attempt.
         let _ = std::fs::remove_dir_all(&partial);
@@ -220,7 +179,7 @@ impl Run {
         write_atomically(&path, text.as_bytes())?;
         let _ = std::fs::remove_dir_all(&done);
         std::fs::rename(&partial, &done).map_err(|e| io("write", &done, e))?;
-        let mut checkpoints = self.checkpoints()?;
+        let mut checkpoints = self.folder.checkpoints()?;
         for old in checkpoints.drain(..checkpoints.len().saturating_sub(KEPT)) {
             std::fs::remove_dir_all(&old).map_err(|e| io("remove", &old, e))?;
         }
@@ -244,30 +203,123 @@ impl Run {
     }
 
     fn metrics_path(&self) -> PathBuf {
-        self.folder.join("metrics.jsonl")
+        self.folder().join("metrics.jsonl")
     }
 
     fn events_path(&self) -> PathBuf {
         // TensorBoard looks for this beginning; what follows is ours.
-        self.folder.join("tensorboard").join("events.out.tfevents.0.iris")
+        self.folder().join("tensorboard").join("events.out.tfevents.0.iris")
     }
 
-    /// Forgets metrics of epochs that were not finished, and writes the event file anew from the others.
-    fn cut_metrics_back(&self, bytes: u64) -> Result<()> {
+    /// Forgets metrics of epochs that were not finished, and writes the event file anew from the others. Metrics that are lost stop nobody.
+    fn cut_metrics_back(&self, bytes: u64, warn: &mut impl FnMut(String)) -> Result<()> {
         let path = self.metrics_path();
-        let cut = OpenOptions::new().create(true).write(true).truncate(false).open(&path);
-        cut.and_then(|file| file.set_len(bytes)).map_err(|e| io("cut back", &path, e))?;
-        let text = std::fs::read_to_string(&path).map_err(|e| io("read", &path, e))?;
+        let file = OpenOptions::new().create(true).append(true).open(&path);
+        let cut = file.and_then(|file| {
+            let found = file.metadata()?.len();
+            file.set_len(found.min(bytes))?;
+            Ok(found)
+        });
+        let found = cut.map_err(|e| io("cut back", &path, e))?;
+        let text = std::fs::read(&path).map_err(|e| io("read", &path, e))?;
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<_> = text.lines().map(serde_json::from_str).collect();
+        let unreadable = lines.iter().filter(|line| line.is_err()).count();
+        if found < bytes || unreadable > 0 {
+            warn(format!(
+                "{} has lost metrics of earlier epochs; the run goes on without them",
+                path.display()
+            ));
+        }
+        let mut kept = Vec::new();
         let mut events = tensorboard::header();
-        for line in text.lines() {
-            let line = serde_json::from_str(line)
-                .map_err(|e| CheckpointError::BadConfig { path: path.clone(), reason: e.to_string() })?;
+        for line in lines.into_iter().flatten() {
             events.extend(event(&line));
+            kept.push(format!("{}\n", serde_json::Value::Object(line)));
+        }
+        if unreadable > 0 {
+            write_atomically(&path, kept.concat().as_bytes())?;
         }
         let path = self.events_path();
         let _ = std::fs::remove_file(&path);
         append(&path, &events)?;
         Ok(())
+    }
+}
+
+impl Folder {
+    /// A run that is there.
+    fn open(folder: &Path) -> Result<Folder> {
+        match folder.is_dir() {
+            true => Ok(Folder(folder.into())),
+            false => Err(RunError::NoSuchRun { path: folder.into() }),
+        }
+    }
+
+    /// Keeps other processes from continuing the run, until it is dropped.
+    fn lock(&self) -> Result<File> {
+        let path = self.0.join("lock");
+        let file =
+            OpenOptions::new().create(true).append(true).open(&path).map_err(|e| io("write", &path, e))?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => Err(RunError::GoingOn { path: self.0.clone() }),
+            // Some network file systems know no locks.
+            Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
+        }
+    }
+
+    fn open_replay(&self, config: &TrainConfig, table: Table) -> Result<Replay> {
+        let size = config.agent.tokenizer.frame_size;
+        let max_steps = config.replay.steps(Replay::step_bytes(size * size * 3));
+        Ok(Replay::open(&self.0.join("replay"), size * size * 3, max_steps, table)?)
+    }
+
+    /// Finished checkpoints, oldest first.
+    fn checkpoints(&self) -> Result<Vec<PathBuf>> {
+        let folder = self.0.join("checkpoints");
+        let Ok(entries) = std::fs::read_dir(&folder) else { return Ok(Vec::new()) };
+        let mut found: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
+        found.retain(|path| {
+            path.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.bytes().all(|b| b.is_ascii_digit()))
+        });
+        found.sort();
+        Ok(found)
+    }
+
+    fn newest(&self) -> Result<PathBuf> {
+        let newest = self.checkpoints()?.pop();
+        newest.ok_or_else(|| RunError::NothingToResume { path: self.0.clone(), reason: None })
+    }
+
+    /// The run as a checkpoint describes it, with the length of its metrics.
+    fn load(
+        &self,
+        device: &Device,
+        checkpoint: &Path,
+        damaged: Damaged,
+        warn: &mut impl FnMut(String),
+    ) -> Result<(Trainer, u64)> {
+        let state = read_state(checkpoint)?;
+        let (agent, _) = Agent::load(device, checkpoint)?;
+        read_optimisers(&agent, &checkpoint.join("optimisers.safetensors"))?;
+        let mut replay = self.open_replay(&state.config, state.replay)?;
+        let mut bad = replay.damaged_episodes()?;
+        if damaged == Damaged::Refuse && !bad.is_empty() {
+            return Err(match bad.swap_remove(0).1 {
+                // The checkpoint before may do without what is missing.
+                error @ ReplayError::CutOff { .. } => error.into(),
+                reason => RunError::DamagedReplay { reason },
+            });
+        }
+        for (_, error) in &bad {
+            warn(format!("{error}; its episode is forgotten"));
+        }
+        replay.forget(&bad.iter().map(|(episode, _)| *episode).collect::<Vec<_>>());
+        if !bad.is_empty() && replay.steps() == 0 {
+            return Err(RunError::NothingLeft { path: self.0.clone() });
+        }
+        let trainer = Trainer::new(device, state.config, agent, replay, state.epoch).map_err(Box::new)?;
+        Ok((trainer, state.metrics_bytes))
     }
 }
 
