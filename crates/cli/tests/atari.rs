@@ -4,35 +4,30 @@
 mod common;
 
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use common::{SMALL, Scratch, iris, results, stderr};
 
 /// Qbert loses lives quickly, so an epoch ends within a game that has been going on for several episodes.
-const QBERT: [&str; 7] = [
-    "--preset",
-    "atari-small",
-    "--env",
-    "Qbert",
-    "collection.steps=150",
-    "evaluation.every=9",
-    "evaluation.final_episodes=1",
-];
+const QBERT: [&str; 6] =
+    ["--preset", "atari-small", "--env", "Qbert", "evaluation.every=9", "evaluation.final_episodes=1"];
 
-#[test]
-fn a_killed_run_finds_its_way_back_into_the_game() {
-    let scratch = Scratch::new("atari");
+fn train(folder: &Path, steps: usize) -> Command {
+    let mut command = iris();
+    let steps = format!("collection.steps={steps}");
+    command.arg("train").args(SMALL).args(QBERT).arg(steps).arg("--out").arg(folder);
+    command
+}
+
+/// Kills a run when it announces the end of this epoch, continues it, and compares it with one that nobody killed.
+fn kill_and_compare(scratch: &Scratch, steps: usize, epoch: usize) {
     let (whole, killed) = (scratch.0.join("whole"), scratch.0.join("killed"));
-    let train = |folder| {
-        let mut command = iris();
-        command.arg("train").args(SMALL).args(QBERT).arg("--out").arg(folder);
-        command
-    };
-    let output = train(&whole).output().unwrap();
+    let output = train(&whole, steps).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
-    let mut child = train(&killed).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = train(&killed, steps).stderr(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    assert!(lines.map_while(Result::ok).any(|line| line.starts_with("epoch 2/4")));
+    assert!(lines.map_while(Result::ok).any(|line| line.starts_with(&format!("epoch {epoch}/4"))));
     child.kill().unwrap();
     child.wait().unwrap();
     let resumed = iris().args(["train", "--resume"]).arg(&killed).output().unwrap();
@@ -40,6 +35,25 @@ fn a_killed_run_finds_its_way_back_into_the_game() {
     for ((name, expected), (_, got)) in results(&whole).into_iter().zip(results(&killed)) {
         assert!(expected == got, "{name} differs");
     }
+}
+
+/// The last step of the first epoch loses a life: between episodes, but in the middle of a game.
+#[test]
+fn a_run_killed_between_lives_finds_its_way_back() {
+    let scratch = Scratch::new("lives");
+    let probe = scratch.0.join("probe");
+    let output = train(&probe, 150).arg("epochs=1").output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let steps = std::fs::read(probe.join("replay/000000.steps")).unwrap();
+    let life = steps.chunks(13).position(|record| record[8] != 0).unwrap();
+    kill_and_compare(&scratch, life + 1, 1);
+}
+
+#[test]
+fn a_killed_run_finds_its_way_back_into_the_game() {
+    let scratch = Scratch::new("atari");
+    let whole = scratch.0.join("whole");
+    kill_and_compare(&scratch, 150, 2);
     // The game went on over lost lives.
     let state = std::fs::read_to_string(whole.join("checkpoints/000004/state.json")).unwrap();
     assert!(state.contains("\"continues\":true"), "{state}");
