@@ -24,7 +24,7 @@ pub use config::{ActorCriticConfig, AgentConfig, TokenizerConfig, WorldModelConf
 pub use imagine::{Acting, Dreamer, Start, Trajectories};
 pub use layers::Network;
 pub use perceptual::Perceptual;
-pub use player::{PlayError, Player};
+pub use player::{PlayError, Player, episode_seed, evaluation_seed};
 pub use replay::{Episode, Record, Replay, ReplayError, Segment, Table};
 pub use scenes::{Eye, Scenes};
 pub use tokenizer::{Tokenizer, TokenizerLosses};

@@ -1,10 +1,8 @@
 //! Pictures of frames: strips as PNG, animations as GIF.
 
-use std::fs::File;
-use std::io::BufWriter;
 use std::path::Path;
 
-use crate::checkpoint::{CheckpointError, io};
+use crate::checkpoint::{CheckpointError, io, write_atomically};
 
 type Colour = [u8; 3];
 
@@ -113,37 +111,44 @@ impl Picture {
     }
 
     pub fn write_png(&self, path: &Path) -> Result<(), CheckpointError> {
-        let write = || -> Result<(), png::EncodingError> {
-            let file = BufWriter::new(File::create(path)?);
-            let mut encoder = png::Encoder::new(file, self.width as u32, self.height as u32);
+        let encode = || -> Result<Vec<u8>, png::EncodingError> {
+            let mut bytes = Vec::new();
+            let mut encoder = png::Encoder::new(&mut bytes, self.width as u32, self.height as u32);
             encoder.set_color(png::ColorType::Rgb);
             encoder.set_depth(png::BitDepth::Eight);
-            encoder.write_header()?.write_image_data(self.pixels.as_flattened())
+            encoder.write_header()?.write_image_data(self.pixels.as_flattened())?;
+            Ok(bytes)
         };
-        write().map_err(|e| io("write", path, std::io::Error::other(e)))
+        write_atomically(path, &encode().map_err(|e| io("write", path, std::io::Error::other(e)))?)
     }
 }
 
 /// Writes an animation that repeats, `delay` hundredths of a second per picture. All pictures have the size of the first.
 pub fn write_gif(pictures: &[Picture], delay: u16, path: &Path) -> Result<(), CheckpointError> {
     let Some((width, height)) = pictures.first().map(Picture::size) else { return Ok(()) };
-    let write = || -> Result<(), gif::EncodingError> {
-        let file = BufWriter::new(File::create(path)?);
-        let mut encoder = gif::Encoder::new(file, width as u16, height as u16, &[])?;
+    let (Ok(width), Ok(height)) = (u16::try_from(width), u16::try_from(height)) else {
+        let reason = format!("{width} x {height} pixels are too many for a GIF, at most 65535 x 65535");
+        return Err(io("write", path, std::io::Error::other(reason)));
+    };
+    let encode = || -> Result<Vec<u8>, gif::EncodingError> {
+        let mut bytes = Vec::new();
+        let mut encoder = gif::Encoder::new(&mut bytes, width, height, &[])?;
         encoder.set_repeat(gif::Repeat::Infinite)?;
         for picture in pictures {
-            let mut frame =
-                gif::Frame::from_rgb_speed(width as u16, height as u16, picture.pixels.as_flattened(), 10);
+            let mut frame = gif::Frame::from_rgb_speed(width, height, picture.pixels.as_flattened(), 10);
             frame.delay = delay;
             encoder.write_frame(&frame)?;
         }
-        Ok(())
+        drop(encoder);
+        Ok(bytes)
     };
-    write().map_err(|e| io("write", path, std::io::Error::other(e)))
+    write_atomically(path, &encode().map_err(|e| io("write", path, std::io::Error::other(e)))?)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
 
     #[test]
@@ -194,6 +199,11 @@ mod tests {
         }
         assert_eq!(frames, 2);
         assert!(picture.write_png(&folder.join("no/such/folder.png")).is_err());
+        // What cannot be drawn leaves the old picture where it is.
+        let wide = Picture { width: 70_000, height: 1, pixels: vec![PAPER; 70_000] };
+        let error = write_gif(&[wide], 10, &folder.join("a.gif")).unwrap_err().to_string();
+        assert!(error.contains("70000 x 1 pixels are too many"), "{error}");
+        assert!(gif::DecodeOptions::new().read_info(File::open(folder.join("a.gif")).unwrap()).is_ok());
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -113,8 +113,13 @@ impl Player {
     }
 }
 
+/// A seed whose games are none of those that a run with this seed collects.
+pub fn evaluation_seed(seed: u64) -> u64 {
+    seed ^ 0xE7A1
+}
+
 /// The seed of an episode: far apart for neighbouring runs.
-pub(crate) fn episode_seed(seed: u64, episode: usize) -> u64 {
+pub fn episode_seed(seed: u64, episode: usize) -> u64 {
     seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(episode as u64)
 }
 

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::builder::RangedU64ValueParser;
+use clap::{Parser, Subcommand, ValueEnum, value_parser};
 
 /// IRIS: an agent that learns a world model of a game and learns to play inside it.
 ///
@@ -95,8 +96,13 @@ pub struct ConfigArgs {
     pub env: Option<String>,
 
     /// The same as seed=NUMBER.
-    #[arg(long)]
+    #[arg(long, value_parser = value_parser!(u64).range(..=i64::MAX as u64))]
     pub seed: Option<u64>,
+}
+
+/// From 1 to `most`.
+fn up_to(most: u64) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=most)
 }
 
 /// Train an agent: by default a small one on `arcade/catch`, in minutes.
@@ -141,11 +147,11 @@ pub struct DreamArgs {
     pub actions: String,
 
     /// Futures to imagine from the same frame.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 4, value_parser = up_to(100))]
     pub futures: usize,
 
     /// Imagined steps; by default as many as the world model remembers.
-    #[arg(long)]
+    #[arg(long, value_parser = up_to(10_000))]
     pub steps: Option<usize>,
 
     /// Number of the step in the replay to start from; chosen by the seed if not given.
@@ -176,7 +182,7 @@ pub struct EvalArgs {
     pub player: PlayerArgs,
 
     /// Games to play.
-    #[arg(long, default_value_t = 100)]
+    #[arg(long, default_value_t = 100, value_parser = up_to(1_000_000))]
     pub episodes: usize,
 }
 
@@ -215,7 +221,7 @@ pub struct RecordArgs {
     pub out: PathBuf,
 
     /// Steps after which the recording stops.
-    #[arg(long, default_value_t = 1000)]
+    #[arg(long, default_value_t = 1000, value_parser = up_to(20_000))]
     pub steps: usize,
 }
 
@@ -237,7 +243,7 @@ pub struct ImportArgs {
 /// Writes safetensors that PyTorch users load with `agent.load_state_dict(safetensors.torch.load_file(FILE))`.
 #[derive(clap::Args)]
 pub struct ExportArgs {
-    /// Folder of the agent.
+    /// Folder of the run, whose newest checkpoint is taken, or of the imported agent.
     pub agent: PathBuf,
 
     /// File to write.

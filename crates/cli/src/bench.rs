@@ -11,6 +11,7 @@ use clap::ValueEnum;
 use engine::{Adam, Buffer, Device, Key, Lstm, Rng, Shape, Stepper};
 
 use crate::args::{BenchArgs, BenchCase};
+use crate::output::say;
 
 pub fn run(args: BenchArgs) -> Result<()> {
     let mut start = Some(Instant::now());
@@ -18,7 +19,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
     let (gpu, words) = (device.is_gpu(), args.device.describe(&device));
     let repeats = args.repeats.unwrap_or(if gpu { 50 } else { 7 }).max(1);
     let which = if gpu { "median" } else { "best" };
-    println!("iris {}, {words}, {which} of {repeats}", env!("CARGO_PKG_VERSION"));
+    say!("iris {}, {words}, {which} of {repeats}", env!("CARGO_PKG_VERSION"));
     let cases = if args.cases.is_empty() { BenchCase::value_variants().to_vec() } else { args.cases };
     for case in cases {
         forget_peak_memory();
@@ -44,9 +45,9 @@ pub fn run(args: BenchArgs) -> Result<()> {
         let memory = memory.map_or("       -".into(), |bytes| format!("{:5} MiB", bytes >> 20));
         let reference = reference(case).filter(|_| gpu);
         let reference = reference.map_or(String::new(), |ms| format!("   reference release {ms} ms"));
-        println!("{name:<22} {:8.3} ms   {memory}{reference}", 1e3 * seconds);
+        say!("{name:<22} {:8.3} ms   {memory}{reference}", 1e3 * seconds);
         if let (Some(first), Some(start), true) = (bench.first, start.take(), gpu) {
-            println!("  the first step was over {:.1} s after the start", (first - start).as_secs_f64());
+            say!("  the first step was over {:.1} s after the start", (first - start).as_secs_f64());
         }
     }
     Ok(())
@@ -70,7 +71,7 @@ fn games(repeats: usize) -> Result<()> {
         for _ in 0..repeats {
             best = best.max(envs::steps_per_second(game, 64, 1000)?);
         }
-        println!("{:<22} {best:8.0} steps/s", game.name);
+        say!("{:<22} {best:8.0} steps/s", game.name);
     }
     Ok(())
 }
@@ -256,9 +257,9 @@ fn print_breakdown(times: &[(String, f64)]) {
     }
     sums.sort_by(|a, b| b.1.total_cmp(&a.1));
     for (name, seconds, count) in &sums {
-        println!("  {:9.3} ms {count:6} x  {name}", 1e3 * seconds);
+        say!("  {:9.3} ms {count:6} x  {name}", 1e3 * seconds);
     }
-    println!("  {:9.3} ms {:6} x  in all", 1e3 * sums.iter().map(|s| s.1).sum::<f64>(), times.len());
+    say!("  {:9.3} ms {:6} x  in all", 1e3 * sums.iter().map(|s| s.1).sum::<f64>(), times.len());
 }
 
 /// One update of the policy from dreamt trajectories.

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use toml::{Table, Value};
 
 use crate::args::ConfigArgs;
+use crate::output::say;
 
 /// Presets inside the binary.
 const PRESETS: [(&str, &str); 5] = [
@@ -22,7 +23,7 @@ const GAMES: &str = "games";
 
 /// `iris config`: the settings as a file that `--config` takes.
 pub fn print(args: &ConfigArgs) -> Result<()> {
-    print!("{}", document(&resolve(args)?)?);
+    say!("{}", document(&resolve(args)?)?.trim_end());
     Ok(())
 }
 
@@ -167,28 +168,74 @@ pub fn suggestion<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Strin
     nearest.filter(|(d, _)| *d <= 4).map_or(String::new(), |(_, name)| format!(". Did you mean `{name}`?"))
 }
 
+/// More than any machine can take at once.
+const LARGEST_BATCH: usize = 65_536;
+
+/// TOML knows `nan` and `inf`; nothing here does.
+fn all_finite(value: &Value, path: &str) -> Result<()> {
+    match value {
+        Value::Float(number) if !number.is_finite() => bail!("{path} is {number}, but must be a number"),
+        Value::Table(table) => table.iter().try_for_each(|(key, value)| {
+            all_finite(value, &if path.is_empty() { key.clone() } else { format!("{path}.{key}") })
+        }),
+        _ => Ok(()),
+    }
+}
+
 fn validate(config: &TrainConfig) -> Result<()> {
     config.agent.validate().map_err(|reason| anyhow!("agent.{reason}"))?;
+    all_finite(&Value::try_from(config)?, "")?;
+    let schedules = [
+        ("tokenizer", &config.tokenizer.schedule),
+        ("world_model", &config.world_model.schedule),
+        ("actor_critic", &config.actor_critic.schedule),
+    ];
+    for (network, schedule) in schedules {
+        let (batch, rate, last) = (schedule.batch, schedule.learning_rate, schedule.final_learning_rate);
+        if !(1..=LARGEST_BATCH).contains(&batch) {
+            bail!("{network}.schedule.batch is {batch}, but must be from 1 to {LARGEST_BATCH}");
+        }
+        if rate <= 0.0 || last < 0.0 {
+            bail!("{network}.schedule.learning_rate must be above 0, and final_learning_rate at least 0");
+        }
+        if schedule.max_grad_norm <= 0.0 {
+            bail!("{network}.schedule.max_grad_norm is {}, but must be above 0", schedule.max_grad_norm);
+        }
+    }
     let positive = [
         ("epochs", config.epochs),
         ("collection.steps", config.collection.steps),
-        ("tokenizer.schedule.batch", config.tokenizer.schedule.batch),
-        ("world_model.schedule.batch", config.world_model.schedule.batch),
-        ("actor_critic.schedule.batch", config.actor_critic.schedule.batch),
         ("evaluation.episodes", config.evaluation.episodes),
         ("evaluation.final_episodes", config.evaluation.final_episodes),
     ];
     if let Some((key, _)) = positive.iter().find(|(_, value)| *value == 0) {
         bail!("{key} must be at least 1");
     }
+    let not_negative = [
+        ("collection.temperature", config.collection.temperature),
+        ("evaluation.temperature", config.evaluation.temperature),
+        ("tokenizer.squared_weight", config.tokenizer.squared_weight),
+    ];
+    if let Some((key, value)) = not_negative.iter().find(|(_, value)| *value < 0.0) {
+        bail!("{key} is {value}, but must be at least 0");
+    }
     let shares = [
         ("collection.epsilon", config.collection.epsilon),
-        ("tokenizer.perceptual_dropout", config.tokenizer.perceptual_dropout),
         ("actor_critic.returns.gamma", config.actor_critic.returns.gamma),
         ("actor_critic.returns.lambda", config.actor_critic.returns.lambda),
     ];
     if let Some((key, value)) = shares.iter().find(|(_, value)| !(0.0..=1.0).contains(value)) {
         bail!("{key} is {value}, but must be from 0 to 1");
+    }
+    let dropout = config.tokenizer.perceptual_dropout;
+    if !(0.0..1.0).contains(&dropout) {
+        bail!("tokenizer.perceptual_dropout is {dropout}, but must be from 0 to below 1");
+    }
+    let (perceptual, size) = (&config.tokenizer.perceptual, config.agent.tokenizer.frame_size);
+    if perceptual != "none" && !size.is_multiple_of(16) {
+        bail!(
+            "tokenizer.perceptual is {perceptual:?}, which needs an agent.tokenizer.frame_size that 16 divides, not {size}; \"none\" does not"
+        );
     }
     if config.collection.epochs == 0 {
         bail!("collection.epochs must be at least 1: there is nothing to learn from otherwise");

@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use engine::{Device, Error, Precision};
 
 use crate::device::counted;
+use crate::output::say;
 use crate::selftest::{BF16_TOLERANCE, F32_TOLERANCE, Selftest};
 
 pub fn run() -> Result<()> {
@@ -16,7 +17,7 @@ pub fn run() -> Result<()> {
     line("CPU", &processor());
     let has_gpu = gpu();
     failures.extend(atari());
-    println!("\nself-test: losses of three tiny networks after a moment of training");
+    say!("\nself-test: losses of three tiny networks after a moment of training");
     let test = Selftest::new()?;
     failures.extend(test_cpu(&test)?);
     if has_gpu {
@@ -29,7 +30,7 @@ pub fn run() -> Result<()> {
 }
 
 fn line(about: &str, text: &str) {
-    println!("{about:<10} {text}");
+    say!("{about:<10} {text}");
 }
 
 /// The name of what failed, if it did.
@@ -49,13 +50,13 @@ fn test_gpu(test: &Selftest) -> Vec<String> {
         match Device::cuda(precision) {
             Ok(device) => {
                 let name = format!("{} in {name}", device.name());
-                println!("  {name}: ready in {:.1} s", start.elapsed().as_secs_f64());
+                say!("  {name}: ready in {:.1} s", start.elapsed().as_secs_f64());
                 if !test.passes(&name, &device, tolerance) {
                     failures.push(name);
                 }
             }
             Err(error @ Error::NoGpu { .. }) => {
-                println!("  the GPU is not tested: {error}");
+                say!("  the GPU is not tested: {error}");
                 break;
             }
             Err(error) => failures.push(error.to_string()),

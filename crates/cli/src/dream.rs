@@ -9,6 +9,7 @@ use envs::{Game, Purpose};
 
 use crate::args::DreamArgs;
 use crate::config::suggestion;
+use crate::output::say;
 
 /// Hundredths of a second per step of the animation.
 const DELAY: u16 = 25;
@@ -17,9 +18,6 @@ pub fn run(args: DreamArgs) -> Result<()> {
     let device = args.device.open()?;
     let (config, agent, replay) = Run::look(&device, &args.run)?;
     let steps = args.steps.unwrap_or(config.agent.world_model.steps);
-    if args.futures == 0 || steps == 0 {
-        bail!("--futures and --steps must be at least 1");
-    }
     let scenes =
         Scenes { device: &device, agent: &agent, replay: &replay, burn_in: config.actor_critic.burn_in };
     let from = start(&args, &scenes, steps)?;
@@ -47,9 +45,9 @@ pub fn run(args: DreamArgs) -> Result<()> {
     write_gif(&Picture::animation(&rows, size), DELAY, &animation)?;
     for (i, row) in rows.iter().enumerate() {
         let name = if i == 0 { "what followed".into() } else { format!("future {i}") };
-        println!("{name:<14} {}", in_words(row));
+        say!("{name:<14} {}", in_words(row));
     }
-    println!("{}\n{}", strip.display(), animation.display());
+    say!("{}\n{}", strip.display(), animation.display());
     Ok(())
 }
 

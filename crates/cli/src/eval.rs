@@ -1,20 +1,18 @@
 //! `iris eval`: whole games with a trained agent.
 
-use agent::Player;
-use anyhow::{Result, bail};
+use agent::{Player, evaluation_seed};
+use anyhow::Result;
 use engine::Key;
 
 use crate::args::EvalArgs;
+use crate::output::say;
 use crate::progress::Progress;
 use crate::source::Source;
 
 pub fn run(args: EvalArgs) -> Result<()> {
-    if args.episodes == 0 {
-        bail!("--episodes must be at least 1");
-    }
     let Source { device, agent, game } = Source::load(&args.player)?;
     let mut player = Player::new(&device, &agent, args.episodes.min(32));
-    let key = Key::new(args.player.seed, 1);
+    let key = Key::new(evaluation_seed(args.player.seed), 1);
     let progress = Progress::new("games", args.episodes);
     let mut said = 0;
     let returns = player.evaluate(&agent, game, args.episodes, args.player.temperature, key, |done| {
@@ -40,6 +38,6 @@ pub fn run(args: EvalArgs) -> Result<()> {
         "progress": game.progress(mean),
         "returns": returns,
     });
-    println!("{result}");
+    say!("{result}");
     Ok(())
 }

@@ -8,6 +8,7 @@ mod device;
 mod doctor;
 mod dream;
 mod eval;
+mod output;
 mod progress;
 mod record;
 mod report;
@@ -18,6 +19,7 @@ mod train;
 use std::process::ExitCode;
 
 use clap::Parser;
+use output::say;
 
 /// What the user typed becomes a validated command, and its result an exit code.
 pub fn main() -> ExitCode {
@@ -32,9 +34,13 @@ pub fn main() -> ExitCode {
         args::Command::Dream(args) => dream::run(args),
         args::Command::Envs => {
             for game in envs::all_games() {
-                println!(
+                say!(
                     "{:<20} random {:8.2}, {:<7} {:8.2}   {}",
-                    game.name, game.random, game.yardstick, game.skilled, game.rules
+                    game.name,
+                    game.random,
+                    game.yardstick,
+                    game.skilled,
+                    game.rules
                 );
             }
             Ok(())

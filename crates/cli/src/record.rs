@@ -1,12 +1,13 @@
 //! `iris record`: one game as an animation.
 
 use agent::picture::{Cell, Picture, write_gif};
-use agent::{Eye, Player};
-use anyhow::{Result, bail};
+use agent::{Eye, Player, episode_seed, evaluation_seed};
+use anyhow::Result;
 use engine::Key;
 use envs::Purpose;
 
 use crate::args::RecordArgs;
+use crate::output::say;
 use crate::progress::Progress;
 use crate::source::Source;
 
@@ -14,16 +15,15 @@ use crate::source::Source;
 const DELAY: u16 = 7;
 
 pub fn run(args: RecordArgs) -> Result<()> {
-    if args.steps == 0 {
-        bail!("--steps must be at least 1");
-    }
     let Source { device, agent, game } = Source::load(&args.player)?;
     let size = agent.config.tokenizer.frame_size;
     let mut env = game.make(Purpose::Evaluate, size)?;
     let mut player = Player::new(&device, &agent, 1);
-    player.set_key(Key::new(args.player.seed, 1));
+    // The game that `iris eval` begins with.
+    let seed = evaluation_seed(args.player.seed);
+    player.set_key(Key::new(seed, 1));
     let mut eye = Eye::new(&device, &agent);
-    env.reset(args.player.seed);
+    env.reset(episode_seed(seed, 0));
     let mut frame = vec![0; size * size * 3];
     let mut pictures = Vec::new();
     let mut total = 0.0;
@@ -44,6 +44,6 @@ pub fn run(args: RecordArgs) -> Result<()> {
     }
     drop(progress);
     write_gif(&pictures, DELAY, &args.out)?;
-    println!("{} steps of {}, return {total}\n{}", pictures.len(), game.name, args.out.display());
+    say!("{} steps of {}, return {total}\n{}", pictures.len(), game.name, args.out.display());
     Ok(())
 }

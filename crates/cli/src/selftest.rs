@@ -11,6 +11,7 @@ use engine::{Adam, Buffer, Device, Key, Lstm, Params, Rng, Stepper, Tape, Tensor
 use envs::{Game, Purpose};
 
 use crate::args::{PrecisionName, SelftestArgs};
+use crate::output::say;
 
 /// What is compared: a network's loss step by step while it trains, and the trained world model's when it sees one token at a time.
 const NAMES: [&str; 4] = ["tokenizer", "world model", "actor-critic", "decoding"];
@@ -57,11 +58,11 @@ impl Selftest {
         let seconds = start.elapsed().as_secs_f64();
         let ends = outcome.iter().flatten().zip(NAMES);
         let ends = ends.filter_map(|(losses, name)| Some(format!("{name} {:.4}", losses.last()?)));
-        println!("  {name}: {} in {seconds:.1} s", ends.collect::<Vec<_>>().join(", "));
+        say!("  {name}: {} in {seconds:.1} s", ends.collect::<Vec<_>>().join(", "));
         let verdict = outcome.and_then(|losses| self.judge(&losses, tolerance));
         match &verdict {
-            Ok(words) => println!("    ok: {words}"),
-            Err(reason) => println!("    FAILED: {reason}"),
+            Ok(words) => say!("    ok: {words}"),
+            Err(reason) => say!("    FAILED: {reason}"),
         }
         verdict.is_ok()
     }

@@ -12,6 +12,7 @@ use engine::Device;
 
 use crate::args::TrainArgs;
 use crate::config;
+use crate::output::say;
 use crate::progress::Progress;
 
 pub fn run(args: TrainArgs) -> Result<()> {
@@ -128,7 +129,7 @@ impl Watch {
 
     fn summary(&self, trainer: &Trainer, first: usize) {
         let (game, epochs) = (trainer.game(), trainer.epoch - first);
-        println!(
+        say!(
             "{epochs} epochs in {:.0} s, {} steps of {}",
             self.started.elapsed().as_secs_f64(),
             trainer.replay.table().records,
@@ -137,7 +138,7 @@ impl Watch {
         if let (Some(score), Some(progress)) =
             (self.metric("evaluation/return"), self.metric("evaluation/progress"))
         {
-            println!(
+            say!(
                 "final evaluation: return {score:.2} (random {:.2}, {} {:.2}): {:.1}% of the way",
                 game.random,
                 game.yardstick,
@@ -149,14 +150,14 @@ impl Watch {
         phases.sort_by(|a, b| b.1.total_cmp(a.1));
         let phases: Vec<String> =
             phases.iter().map(|(phase, seconds)| format!("{phase} {seconds:.0} s")).collect();
-        println!("time: {}", phases.join(", "));
+        say!("time: {}", phases.join(", "));
         let folder = self.run.folder().display();
         let pictures = self.run.folder().join("media").join(format!("{:06}", trainer.epoch));
         if pictures.exists() {
-            println!("pictures: {}", pictures.display());
+            say!("pictures: {}", pictures.display());
         }
-        println!("next: iris dream {folder}     (what the world model imagines)");
-        println!("      iris eval {folder}      (100 whole games)");
+        say!("next: iris dream {folder}     (what the world model imagines)");
+        say!("      iris eval {folder}      (100 whole games)");
     }
 }
 

@@ -118,11 +118,12 @@ fn our_runs_and_their_curve() {
 fn mistakes_are_one_line() {
     let scratch = Scratch::new("mistakes");
     std::fs::write(scratch.0.join("mine.json"), r#"{"Zaxxon": [1.0]}"#).unwrap();
-    let cases: [(&[&str], &str); 4] = [
+    let cases: [(&[&str], &str); 5] = [
         (&["mine.json"], "no random and human score for Zaxxon"),
         (&["--agents", "Dreamer"], "no published agent is called Dreamer"),
         (&["--rng", "numpy", "--seed", "4294967296"], "numpy's seeds end at 4294967295"),
         (&["--reps", "0"], "at least one replicate is needed"),
+        (&["--reps", "100000000000"], "--reps must be at most 10000000"),
     ];
     for (arguments, expected) in cases {
         let output = scratch.iris(arguments);

@@ -261,7 +261,8 @@ fn dreams_and_pictures_are_drawn() {
             "no action is called `lefft`; this game has left, stay, right. Did you mean `left`?",
         ),
         (["--from", "9999"], "--from 9999 is not in the replay; it holds steps 0 to 99"),
-        (["--futures", "0"], "must be at least 1"),
+        (["--futures", "0"], "0 is not in 1..=100"),
+        (["--futures", "700"], "700 is not in 1..=100"),
     ] {
         let output = dream(&arguments);
         assert!(!output.status.success() && stderr(&output).contains(answer), "{}", stderr(&output));

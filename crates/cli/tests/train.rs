@@ -70,6 +70,21 @@ fn nonsense_is_answered_with_one_line_that_helps() {
     assert!(
         refused(&["collection.epsilon=1.5"]).contains("collection.epsilon is 1.5, but must be from 0 to 1")
     );
+    for (nonsense, answer) in [
+        ("tokenizer.schedule.learning_rate=nan", "tokenizer.schedule.learning_rate is NaN"),
+        ("world_model.schedule.learning_rate=-1", "world_model.schedule.learning_rate must be above 0"),
+        ("actor_critic.schedule.max_grad_norm=0", "actor_critic.schedule.max_grad_norm is 0"),
+        ("tokenizer.schedule.batch=1000000000", "must be from 1 to 65536"),
+        ("evaluation.temperature=-0.5", "evaluation.temperature is -0.5, but must be at least 0"),
+        ("tokenizer.perceptual_dropout=1", "must be from 0 to below 1"),
+    ] {
+        let text = refused(&[nonsense]);
+        assert!(text.contains(answer), "{text}");
+    }
+    assert!(
+        refused(&["agent.tokenizer.frame_size=24", "tokenizer.perceptual=random"])
+            .contains("needs an agent.tokenizer.frame_size that 16 divides, not 24")
+    );
     assert!(refused(&["epochs"]).contains("`epochs` is not an override: write key.sub=value"));
     assert!(
         refused(&["agent.world_model.heads=3"])
@@ -137,4 +152,21 @@ fn a_game_of_ones_own_is_trained_like_the_others() {
         .unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(String::from_utf8_lossy(&output.stdout).contains("steps of my/lamp"));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn output_that_nobody_takes_is_no_panic() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = iris().arg("envs").stdout(writer).output().unwrap();
+    assert!(output.status.success() && stderr(&output).is_empty(), "{}", stderr(&output));
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = iris().arg("config").stdout(full).output().unwrap();
+    assert!(!output.status.success(), "a full disk went unnoticed");
+    assert!(
+        stderr(&output).starts_with("error: cannot write to standard output: No space left"),
+        "{}",
+        stderr(&output)
+    );
 }

@@ -74,14 +74,24 @@ impl Cache {
         }
     }
 
-    /// Before an epoch: tables whose rows two records of the replay would share are given up for the host's memory.
+    /// Before an epoch: what belongs to steps that the replay has forgotten goes, and tables whose rows two records would share are given up for the
+    /// host's memory.
     pub fn check_room(&mut self, replay: &Replay) {
         let table = replay.table();
         let oldest = table.episodes.first().map_or(table.records, |episode| episode.start);
-        if matches!(&self.kept, Kept::Gpu(tables) if table.records - oldest > tables.capacity) {
-            self.kept = Kept::Host { tokens: HashMap::new(), reconstructions: HashMap::new() };
-            self.stepper.forget("encode");
-            self.stepper.forget("decode");
+        match &mut self.kept {
+            Kept::Host { tokens, reconstructions } => {
+                tokens.retain(|record, _| *record >= oldest);
+                reconstructions.retain(|record, _| *record >= oldest);
+            }
+            Kept::Gpu(tables) if table.records - oldest > tables.capacity => {
+                self.kept = Kept::Host { tokens: HashMap::new(), reconstructions: HashMap::new() };
+                // Recordings keep the tables they use.
+                for name in ["encode", "decode", "frame batch", "token batch", "reconstruction batch"] {
+                    self.stepper.forget(name);
+                }
+            }
+            Kept::Gpu(_) => {}
         }
     }
 

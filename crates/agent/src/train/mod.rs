@@ -18,7 +18,7 @@ pub use config::{
 
 pub use run::{Damaged, Run, RunError};
 
-use crate::player::episode_seed;
+use crate::player::{episode_seed, evaluation_seed};
 use crate::replay::{Record, Replay, ReplayError, Segment};
 use crate::{Acting, Agent, CheckpointError, Dreamer, Perceptual, PlayError, Player, WorldModelBatch, mix};
 use cache::Cache;
@@ -443,8 +443,7 @@ impl Trainer {
         let episodes = if last { config.final_episodes } else { config.episodes };
         let mut player = Player::new(&self.device, &self.agent, episodes.min(32));
         let game = self.game;
-        // Evaluation games are none of those that were collected.
-        let key = Key { seed: self.config.seed ^ 0xE7A1, ..self.key(Stream::Evaluate) };
+        let key = Key { seed: evaluation_seed(self.config.seed), ..self.key(Stream::Evaluate) };
         let returns = player
             .evaluate(&self.agent, game, episodes, config.temperature, key, |done| {
                 observer.progress("evaluate", done, episodes)
