@@ -316,3 +316,45 @@ fn join<T: Copy + Default>(rows: &[Option<usize>], values: &HashMap<usize, Vec<T
     }
     joined
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AgentConfig, Record, Table, TokenizerConfig};
+
+    /// With a tokenizer that does not change any more, nothing else empties the cache.
+    #[test]
+    fn what_the_replay_forgets_is_forgotten() -> Result<()> {
+        let device = Device::cpu(Some(1))?;
+        let tokenizer = TokenizerConfig {
+            frame_size: 16,
+            channels: 4,
+            resolutions: 2,
+            groups: 2,
+            attention_sizes: vec![],
+            ..TokenizerConfig::default()
+        };
+        let agent = Agent::new(&device, &AgentConfig { tokenizer, ..AgentConfig::default() }, 0)?;
+        let folder = std::env::temp_dir().join(format!("iris-cache-{}", std::process::id()));
+        let mut replay = Replay::open(&folder, 16 * 16 * 3, 6, Table::default())?;
+        replay.begin_writing()?;
+        let mut cache = Cache::new(&device, &agent, 100);
+        let out = device.float_buffer("reconstructions", [3, 16, 16, 3]);
+        for game in 0..5 {
+            replay.begin_episode(game, false);
+            for step in 0..3 {
+                let record = Record { action: 0, reward: 0.0, end: step == 2 };
+                replay.push(&[game as u8; 16 * 16 * 3], record)?;
+            }
+            let newest: Vec<_> = (replay.table().records - 3..replay.table().records).map(Some).collect();
+            cache.check_room(&replay);
+            cache.load_reconstructions(&agent, &replay, &newest, &out)?;
+            let Kept::Host { tokens, reconstructions } = &cache.kept else { panic!("a CPU has no tables") };
+            let kept = replay.table().records.min(9);
+            assert!(tokens.len() <= kept && reconstructions.len() <= kept, "{}", tokens.len());
+            assert!(newest.iter().flatten().all(|record| reconstructions.contains_key(record)));
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+        Ok(())
+    }
+}
