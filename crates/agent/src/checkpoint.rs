@@ -218,7 +218,13 @@ pub(crate) fn write_safetensors(
 }
 
 /// Writes a file beside its place, makes sure it is on disk, and puts it there in one step: whoever looks sees the old one or the new one.
+/// What a link leads to is written, and what is no file (a pipe, a device) is not replaced by one.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+    let target = path.canonicalize().unwrap_or_else(|_| path.into());
+    if target.exists() && !target.is_file() {
+        return std::fs::write(&target, bytes).map_err(|source| io("write", path, source));
+    }
+    let path = &target;
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(".partial");
     let partial = path.with_file_name(name);

@@ -163,7 +163,7 @@ impl Dreamer {
         Ok(&self.trajectories)
     }
 
-    /// Forgets the older half of what the world model remembers when step `t` does not fit any more.
+    /// Forgets the older half of what the world model remembers, or more if it must, when step `t` does not fit any more.
     fn make_room(&mut self, agent: &Agent, t: usize, last: bool) -> Result<()> {
         let (steps, k) = (agent.config.world_model.steps, agent.world_model.tokens);
         if self.memory.len() + 1 + if last { 0 } else { k } <= steps * (k + 1) {
@@ -173,7 +173,9 @@ impl Dreamer {
         memory.clear();
         stepper.infer(|tape| -> Result<()> {
             let (frames, actions) = (tape.buffer(&trajectories.tokens)?, tape.buffer(&trajectories.actions)?);
-            for past in t - (steps / 2).min(t)..t {
+            // This step and the one it leads to must fit.
+            let kept = (steps / 2).min(steps.saturating_sub(2)).min(t);
+            for past in t - kept..t {
                 let frame = step_of(tape, frames, past)?;
                 agent.world_model.see_tokens(tape, memory, frame)?;
                 let action = step_of(tape, actions, past)?;

@@ -199,6 +199,11 @@ mod tests {
         }
         assert_eq!(frames, 2);
         assert!(picture.write_png(&folder.join("no/such/folder.png")).is_err());
+        // What a link leads to is written, not the link.
+        std::os::unix::fs::symlink(folder.join("a.png"), folder.join("link.png")).unwrap();
+        std::fs::write(folder.join("a.png"), "").unwrap();
+        picture.write_png(&folder.join("link.png")).unwrap();
+        assert!(folder.join("link.png").is_symlink() && folder.join("a.png").metadata().unwrap().len() > 0);
         // What cannot be drawn leaves the old picture where it is.
         let wide = Picture { width: 70_000, height: 1, pixels: vec![PAPER; 70_000] };
         let error = write_gif(&[wide], 10, &folder.join("a.gif")).unwrap_err().to_string();

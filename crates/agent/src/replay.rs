@@ -316,7 +316,9 @@ impl Replay {
         let mut frame = vec![0; self.frame_bytes];
         let mut check = |record: usize| -> Result<Option<ReplayError>> {
             let segment = record / SEGMENT;
-            let missing = (0, self.path(segment, "frames"));
+            let paths = ["frames", "steps"].map(|kind| self.path(segment, kind));
+            let [frames, _] = &paths;
+            let missing = (0, paths.iter().find(|path| !path.exists()).unwrap_or(frames).clone());
             let (found, path) = lengths.get(&segment).unwrap_or(&missing);
             if *found <= record % SEGMENT {
                 let expected = self.table.records.min((segment + 1) * SEGMENT) - segment * SEGMENT;

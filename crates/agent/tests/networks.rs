@@ -194,6 +194,23 @@ fn a_dream_uses_exactly_340_positions_and_follows_its_key() -> Result<()> {
     Ok(())
 }
 
+/// Nothing but the horizon ends a dream: the world model forgets what does not fit, however little that is.
+#[test]
+fn a_dream_may_outlast_the_world_models_memory() -> Result<()> {
+    let device = Device::under_test(2)?;
+    for steps in [2, 3, 5] {
+        let mut config = small();
+        config.world_model.steps = steps;
+        let agent = Agent::new(&device, &config, 1)?;
+        let mut dreamer = Dreamer::new(&device, &agent, 2, 11, 1, Key::new(0, 0));
+        start(&dreamer, 1, &[1, 0])?;
+        let dreamt = dreamer.dream(&agent, Acting::Policy { temperature: 1.0 })?;
+        assert!(dreamt.frames.read::<f32>()?.iter().all(|f| (0.0..=1.0).contains(f)));
+        assert!(dreamer.positions() <= steps * 17);
+    }
+    Ok(())
+}
+
 /// At temperature 0 the dream's actions are the policy's best ones, replayed over the dreamt frames from the state after burn-in.
 #[test]
 fn a_dream_is_what_the_policy_does_over_its_frames() -> Result<()> {

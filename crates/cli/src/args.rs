@@ -221,7 +221,7 @@ pub struct RecordArgs {
     pub out: PathBuf,
 
     /// Steps after which the recording stops.
-    #[arg(long, default_value_t = 1000, value_parser = up_to(20_000))]
+    #[arg(long, default_value_t = 1000, value_parser = up_to(30_000))]
     pub steps: usize,
 }
 

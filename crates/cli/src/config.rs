@@ -168,8 +168,11 @@ pub fn suggestion<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Strin
     nearest.filter(|(d, _)| *d <= 4).map_or(String::new(), |(_, name)| format!(". Did you mean `{name}`?"))
 }
 
-/// More than any machine can take at once.
+// More than any machine can take.
 const LARGEST_BATCH: usize = 65_536;
+const MOST_EPISODES: usize = 1_000_000;
+/// Tokens and actions that the world model remembers.
+const MOST_POSITIONS: usize = 65_536;
 
 /// TOML knows `nan` and `inf`; nothing here does.
 fn all_finite(value: &Value, path: &str) -> Result<()> {
@@ -202,14 +205,21 @@ fn validate(config: &TrainConfig) -> Result<()> {
             bail!("{network}.schedule.max_grad_norm is {}, but must be above 0", schedule.max_grad_norm);
         }
     }
-    let positive = [
-        ("epochs", config.epochs),
-        ("collection.steps", config.collection.steps),
-        ("evaluation.episodes", config.evaluation.episodes),
-        ("evaluation.final_episodes", config.evaluation.final_episodes),
-    ];
+    let positive = [("epochs", config.epochs), ("collection.steps", config.collection.steps)];
     if let Some((key, _)) = positive.iter().find(|(_, value)| *value == 0) {
         bail!("{key} must be at least 1");
+    }
+    let (world_model, tokens) = (&config.agent.world_model, config.agent.tokenizer.tokens());
+    let bounded = [
+        ("evaluation.episodes", config.evaluation.episodes, 1, MOST_EPISODES),
+        ("evaluation.final_episodes", config.evaluation.final_episodes, 1, MOST_EPISODES),
+        ("actor_critic.burn_in", config.actor_critic.burn_in, 0, LARGEST_BATCH),
+        ("agent.world_model.steps", world_model.steps, 1, MOST_POSITIONS / (tokens + 1)),
+    ];
+    if let Some((key, value, least, most)) =
+        bounded.iter().find(|(_, value, least, most)| !(least..=most).contains(&value))
+    {
+        bail!("{key} is {value}, but must be from {least} to {most}");
     }
     let not_negative = [
         ("collection.temperature", config.collection.temperature),

@@ -19,12 +19,13 @@ pub fn run(args: ReportArgs) -> Result<()> {
         Request { inputs: args.inputs, agents: args.agents, name: args.name, references: args.references };
     let settings = Settings { replicates: args.reps, seed: args.seed, rng: args.rng };
     let report = Report::new(report::gather(&request)?, settings)?;
+    // First: whoever reads the table may have seen enough of it early.
+    let files = report::write(&report, &args.out)?;
     let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     say!("{}", report::terminal(&report, colour).trim_end());
     for note in &report.notes {
         eprintln!("note: {note}");
     }
-    let files = report::write(&report, &args.out)?;
     eprintln!("wrote {} files; open {}", files.len(), args.out.join("report.html").display());
     Ok(())
 }

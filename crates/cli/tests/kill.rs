@@ -41,7 +41,7 @@ fn ctrl_c_stops_an_evaluation() {
         .args(SMALL)
         // Nothing is left for the second epoch but to evaluate.
         .args(["collection.epochs=1", "tokenizer.schedule.updates=0", "world_model.schedule.start_after=9"])
-        .args(["actor_critic.schedule.start_after=9", "evaluation.episodes=10000000", "--out"])
+        .args(["actor_critic.schedule.start_after=9", "evaluation.episodes=1000000", "--out"])
         .arg(&run)
         .stderr(Stdio::piped())
         .spawn()

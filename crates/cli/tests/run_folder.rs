@@ -119,16 +119,28 @@ fn a_run_that_cannot_go_on_is_left_as_it_is() {
 
     // Without its metrics, and with some of them, it goes on; a config that is gone is written again.
     let metrics = run.join("metrics.jsonl");
-    for kept in [0, 20] {
-        let text = std::fs::read(&metrics).unwrap();
-        std::fs::write(&metrics, &text[..kept.min(text.len())]).unwrap();
+    let text = std::fs::read(&metrics).unwrap();
+    for (kept, lines) in [(0, 0), (20, 0), (text.len() - 1, 2)] {
+        std::fs::write(&metrics, &text[..kept]).unwrap();
         std::fs::remove_file(run.join("config.toml")).unwrap();
         let output = resume();
         assert!(output.status.success(), "{}", stderr(&output));
         assert!(stderr(&output).contains("has lost metrics"), "{}", stderr(&output));
-        assert!(std::fs::read(&metrics).unwrap().is_empty() && run.join("config.toml").exists());
-        std::fs::write(&metrics, text).unwrap();
+        let left = std::fs::read(&metrics).unwrap();
+        assert_eq!(left.iter().filter(|byte| **byte == b'\n').count(), lines);
+        assert!(run.join("config.toml").exists());
     }
+
+    // Of a segment without its records the file that is gone is named.
+    std::fs::remove_file(run.join("replay/000000.steps")).unwrap();
+    let output = resume();
+    let text = stderr(&output);
+    assert!(!output.status.success() && text.contains("000000.steps holds 0 records"), "{text}");
+    assert!(text.contains("--forget-damaged"), "{text}");
+
+    // A folder that is no run gets no lock.
+    let output = iris().args(["train", "--resume"]).arg(&scratch.0).output().unwrap();
+    assert!(!output.status.success() && !scratch.0.join("lock").exists(), "{}", stderr(&output));
 
     // A run that cannot begin leaves nothing behind.
     let nothing = scratch.0.join("nothing");

@@ -75,6 +75,9 @@ fn nonsense_is_answered_with_one_line_that_helps() {
         ("world_model.schedule.learning_rate=-1", "world_model.schedule.learning_rate must be above 0"),
         ("actor_critic.schedule.max_grad_norm=0", "actor_critic.schedule.max_grad_norm is 0"),
         ("tokenizer.schedule.batch=1000000000", "must be from 1 to 65536"),
+        ("actor_critic.burn_in=1000000000", "actor_critic.burn_in is 1000000000, but must be from 0 to"),
+        ("evaluation.episodes=1000000000000", "must be from 1 to 1000000"),
+        ("agent.world_model.steps=1000000", "agent.world_model.steps is 1000000, but must be from 1 to"),
         ("evaluation.temperature=-0.5", "evaluation.temperature is -0.5, but must be at least 0"),
         ("tokenizer.perceptual_dropout=1", "must be from 0 to below 1"),
     ] {

@@ -54,6 +54,14 @@ impl Games {
         self.0.get(game)
     }
 
+    /// The name of the game a run or an evaluation played. Sticky actions make `ALE/Breakout-v5` another game than the benchmark's.
+    pub fn played(&self, env: &str) -> String {
+        match env.starts_with("ALE/") {
+            true => env.to_string(),
+            false => self.canonical(env),
+        }
+    }
+
     /// The name used here: `Breakout` for `atari/breakout`, `ALE/Breakout-v5` and `BreakoutNoFrameskip-v4`. Other names stay as they are.
     pub fn canonical(&self, name: &str) -> String {
         let plain = |name: &str| -> String {
@@ -97,6 +105,8 @@ mod tests {
             assert_eq!(games().canonical(name), "Breakout", "{name}");
         }
         assert_eq!(games().canonical("ms_pacman"), "MsPacman");
+        assert_eq!(games().played("atari/Breakout"), "Breakout");
+        assert_eq!(games().played("ALE/Breakout-v5"), "ALE/Breakout-v5");
     }
 
     #[test]

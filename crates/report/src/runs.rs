@@ -68,7 +68,7 @@ pub fn load(folder: &Path, games: &Games) -> Result<Option<Run>, ReportError> {
         path: config_path,
         why: format!("no settings of a run: {}", error.message()),
     })?;
-    let game = games.canonical(&config.env);
+    let game = games.played(&config.env);
     let path = folder.join(METRICS);
     let metrics = text(&path)?;
     let bad =

@@ -71,7 +71,7 @@ fn evaluation(path: &Path, value: &Value, games: &Games) -> Result<Evaluation, R
     let Some(env) = value.get("env").and_then(Value::as_str) else {
         return Err(format_error(path, "an evaluation has no \"env\""));
     };
-    let game = games.canonical(env);
+    let game = games.played(env);
     let Some(score) = value.get("mean").and_then(Value::as_f64) else {
         return Err(format_error(path, format!("the evaluation of {env} has no number \"mean\"")));
     };

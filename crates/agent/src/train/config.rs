@@ -211,7 +211,7 @@ impl Default for ActorCriticTraining {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct EvaluationConfig {
-    /// Epochs between evaluations.
+    /// Epochs between evaluations; 0 for only one at the end.
     pub every: usize,
     /// Whole games per evaluation.
     pub episodes: usize,

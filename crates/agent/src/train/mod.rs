@@ -226,7 +226,7 @@ impl Trainer {
 
     fn is_time_to_evaluate(&self) -> bool {
         let next = self.epoch + 1;
-        next == self.config.epochs || next.is_multiple_of(self.config.evaluation.every.max(1))
+        next == self.config.epochs || next.is_multiple_of(self.config.evaluation.every)
     }
 
     /// Plays with the current policy and remembers what happens.

@@ -48,7 +48,7 @@ pub enum RunError {
     GoingOn { path: PathBuf },
     #[error("{path} already holds a run: continue it with --resume, or choose another folder")]
     Exists { path: PathBuf },
-    #[error("{path} holds no checkpoint that can be continued{}", reason.as_ref().map_or(String::new(), |r| format!(": {r}. If it is the replay, --forget-damaged continues without the episodes concerned")))]
+    #[error("{path} holds no checkpoint that can be continued{}", reason.as_ref().map_or(String::new(), |r| format!(": {r}")))]
     NothingToResume { path: PathBuf, reason: Option<String> },
 }
 
@@ -113,9 +113,12 @@ impl Run {
         mut warn: impl FnMut(String),
     ) -> Result<(Run, Trainer)> {
         let folder = Folder::open(folder)?;
+        let checkpoints = folder.checkpoints()?;
+        // Not a run; it gets no lock.
+        folder.newest()?;
         let run = Run { _lock: folder.lock()?, folder };
-        let mut reason = None;
-        for checkpoint in run.folder.checkpoints()?.into_iter().rev() {
+        let mut first = None;
+        for checkpoint in checkpoints.into_iter().rev() {
             match run.folder.load(device, &checkpoint, damaged, &mut warn) {
                 Ok((mut trainer, metrics_bytes)) => {
                     trainer.replay.begin_writing()?;
@@ -126,11 +129,18 @@ impl Run {
                 Err(error @ (RunError::DamagedReplay { .. } | RunError::Train(_))) => return Err(error),
                 Err(error) => {
                     warn(format!("{error}; trying the checkpoint before it"));
-                    reason.get_or_insert(error.to_string());
+                    first.get_or_insert(error);
                 }
             }
         }
-        Err(RunError::NothingToResume { path: run.folder.0, reason })
+        Err(match first {
+            Some(RunError::Replay(reason @ ReplayError::CutOff { .. })) => RunError::DamagedReplay { reason },
+            Some(error @ RunError::NothingLeft { .. }) => error,
+            reason => RunError::NothingToResume {
+                path: run.folder.0,
+                reason: reason.map(|error| error.to_string()),
+            },
+        })
     }
 
     /// The agent of the newest checkpoint of a run.
@@ -224,8 +234,8 @@ impl Run {
         let text = std::fs::read(&path).map_err(|e| io("read", &path, e))?;
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<_> = text.lines().map(serde_json::from_str).collect();
-        let unreadable = lines.iter().filter(|line| line.is_err()).count();
-        if found < bytes || unreadable > 0 {
+        let lost = found < bytes || lines.iter().any(Result::is_err);
+        if lost {
             warn(format!(
                 "{} has lost metrics of earlier epochs; the run goes on without them",
                 path.display()
@@ -237,7 +247,7 @@ impl Run {
             events.extend(event(&line));
             kept.push(format!("{}\n", serde_json::Value::Object(line)));
         }
-        if unreadable > 0 {
+        if lost {
             write_atomically(&path, kept.concat().as_bytes())?;
         }
         let path = self.events_path();
