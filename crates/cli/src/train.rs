@@ -1,6 +1,7 @@
 //! `iris train`: a run from its config to its end, with progress.
 
 use std::collections::HashMap;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -99,7 +100,11 @@ impl Watch {
         let stop = Arc::new(AtomicBool::new(false));
         let flag = stop.clone();
         let stopping = move || match flag.swap(true, Ordering::Relaxed) {
-            false => eprintln!("stopping after this update; Ctrl-C again stops at once"),
+            false => {
+                // Not on the line of a bar.
+                let line = if std::io::stderr().is_terminal() { "\n" } else { "" };
+                eprintln!("{line}stopping after this update; Ctrl-C again stops at once");
+            }
             // A run survives being killed at any moment.
             true => std::process::exit(130),
         };
