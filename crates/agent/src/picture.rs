@@ -127,7 +127,9 @@ impl Picture {
 pub fn write_gif(pictures: &[Picture], delay: u16, path: &Path) -> Result<(), CheckpointError> {
     let Some((width, height)) = pictures.first().map(Picture::size) else { return Ok(()) };
     let (Ok(width), Ok(height)) = (u16::try_from(width), u16::try_from(height)) else {
-        let reason = format!("{width} x {height} pixels are too many for a GIF, at most 65535 x 65535");
+        let reason = format!(
+            "{width} x {height} pixels are too many for a GIF, which has at most 65535 each way: draw less"
+        );
         return Err(io("write", path, std::io::Error::other(reason)));
     };
     let encode = || -> Result<Vec<u8>, gif::EncodingError> {

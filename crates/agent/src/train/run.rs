@@ -48,7 +48,8 @@ pub enum RunError {
     GoingOn { path: PathBuf },
     #[error("{path} already holds a run: continue it with --resume, or choose another folder")]
     Exists { path: PathBuf },
-    #[error("{path} holds no checkpoint that can be continued{}", reason.as_ref().map_or(String::new(), |r| format!(": {r}")))]
+    // Without a reason there never was one.
+    #[error("{path} holds no checkpoint that can be continued{}", reason.as_ref().map_or(String::new(), |r| format!(": {r}. Put its checkpoints back from a copy, or begin a new run")))]
     NothingToResume { path: PathBuf, reason: Option<String> },
 }
 
@@ -113,12 +114,11 @@ impl Run {
         mut warn: impl FnMut(String),
     ) -> Result<(Run, Trainer)> {
         let folder = Folder::open(folder)?;
-        let checkpoints = folder.checkpoints()?;
-        // Not a run; it gets no lock.
+        // A folder that is no run gets no lock.
         folder.newest()?;
         let run = Run { _lock: folder.lock()?, folder };
         let mut first = None;
-        for checkpoint in checkpoints.into_iter().rev() {
+        for checkpoint in run.folder.checkpoints()?.into_iter().rev() {
             match run.folder.load(device, &checkpoint, damaged, &mut warn) {
                 Ok((mut trainer, metrics_bytes)) => {
                     trainer.replay.begin_writing()?;
