@@ -48,9 +48,12 @@ pub enum RunError {
     GoingOn { path: PathBuf },
     #[error("{path} already holds a run: continue it with --resume, or choose another folder")]
     Exists { path: PathBuf },
-    // Without a reason there never was one.
-    #[error("{path} holds no checkpoint that can be continued{}", reason.as_ref().map_or(String::new(), |r| format!(": {r}. Put its checkpoints back from a copy, or begin a new run")))]
-    NothingToResume { path: PathBuf, reason: Option<String> },
+    #[error("{path} holds no checkpoint; name the folder of a run, which `iris train` prints when it starts")]
+    NotARun { path: PathBuf },
+    #[error(
+        "no checkpoint in {path} can be continued: {reason}. Put one back from a copy, or begin a new run"
+    )]
+    NothingToResume { path: PathBuf, reason: Box<RunError> },
 }
 
 type Result<T, E = RunError> = std::result::Result<T, E>;
@@ -134,12 +137,10 @@ impl Run {
             }
         }
         Err(match first {
+            None => RunError::NotARun { path: run.folder.0 },
             Some(RunError::Replay(reason @ ReplayError::CutOff { .. })) => RunError::DamagedReplay { reason },
             Some(error @ RunError::NothingLeft { .. }) => error,
-            reason => RunError::NothingToResume {
-                path: run.folder.0,
-                reason: reason.map(|error| error.to_string()),
-            },
+            Some(error) => RunError::NothingToResume { path: run.folder.0, reason: Box::new(error) },
         })
     }
 
@@ -298,7 +299,7 @@ impl Folder {
 
     fn newest(&self) -> Result<PathBuf> {
         let newest = self.checkpoints()?.pop();
-        newest.ok_or_else(|| RunError::NothingToResume { path: self.0.clone(), reason: None })
+        newest.ok_or_else(|| RunError::NotARun { path: self.0.clone() })
     }
 
     /// The run as a checkpoint describes it, with the length of its metrics.
