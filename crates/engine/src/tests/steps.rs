@@ -215,7 +215,7 @@ fn a_step_learns_and_another_seed_differs() -> Result<()> {
     let mut run = Run::new(2)?;
     run.step()?;
     let first = run.loss.read::<f32>()?[0];
-    for _ in 0..80 {
+    for _ in 0..40 {
         run.step()?;
     }
     let last = run.loss.read::<f32>()?[0];
