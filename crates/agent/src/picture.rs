@@ -101,13 +101,12 @@ impl Picture {
     }
 
     /// One picture per step, with the rows' frames beside each other. A row that is over stays at its last frame.
-    pub fn animation(rows: &[Vec<Cell>], size: usize) -> Vec<Picture> {
+    pub fn animation(rows: &[Vec<Cell>], size: usize) -> impl Iterator<Item = Picture> {
         let steps = rows.iter().map(Vec::len).max().unwrap_or(0);
-        let at = |t: usize| {
+        (0..steps).map(move |t| {
             let cells = rows.iter().filter_map(|row| row.get(t).or(row.last()).cloned()).collect();
             Picture::strip(&[cells], size)
-        };
-        (0..steps).map(at).collect()
+        })
     }
 
     pub fn write_png(&self, path: &Path) -> Result<(), CheckpointError> {
@@ -123,28 +122,61 @@ impl Picture {
     }
 }
 
-/// Writes an animation that repeats, `delay` hundredths of a second per picture. All pictures have the size of the first.
-pub fn write_gif(pictures: &[Picture], delay: u16, path: &Path) -> Result<(), CheckpointError> {
-    let Some((width, height)) = pictures.first().map(Picture::size) else { return Ok(()) };
-    let (Ok(width), Ok(height)) = (u16::try_from(width), u16::try_from(height)) else {
-        let reason = format!(
-            "{width} x {height} pixels are too many for a GIF, which has at most 65535 each way: draw less"
-        );
-        return Err(io("write", path, std::io::Error::other(reason)));
-    };
-    let encode = || -> Result<Vec<u8>, gif::EncodingError> {
-        let mut bytes = Vec::new();
-        let mut encoder = gif::Encoder::new(&mut bytes, width, height, &[])?;
-        encoder.set_repeat(gif::Repeat::Infinite)?;
-        for picture in pictures {
-            let mut frame = gif::Frame::from_rgb_speed(width, height, picture.pixels.as_flattened(), 10);
-            frame.delay = delay;
-            encoder.write_frame(&frame)?;
-        }
-        drop(encoder);
-        Ok(bytes)
-    };
-    write_atomically(path, &encode().map_err(|e| io("write", path, std::io::Error::other(e)))?)
+/// A GIF in the making, which holds its pictures compressed: a long game would fill the memory otherwise.
+pub struct Animation<'a> {
+    path: &'a Path,
+    /// Hundredths of a second per picture.
+    delay: u16,
+    encoder: Option<gif::Encoder<Vec<u8>>>,
+}
+
+impl<'a> Animation<'a> {
+    pub fn new(path: &'a Path, delay: u16) -> Animation<'a> {
+        Animation { path, delay, encoder: None }
+    }
+
+    /// All pictures have the size of the first.
+    pub fn add(&mut self, picture: &Picture) -> Result<(), CheckpointError> {
+        let Picture { width, height, ref pixels } = *picture;
+        let failed = |e: gif::EncodingError| io("write", self.path, std::io::Error::other(e));
+        let (Ok(wide), Ok(high)) = (u16::try_from(width), u16::try_from(height)) else {
+            let reason = format!(
+                "{width} x {height} pixels are too many for a GIF, which has at most 65535 each way: draw less"
+            );
+            return Err(io("write", self.path, std::io::Error::other(reason)));
+        };
+        let encoder = match &mut self.encoder {
+            Some(encoder) => encoder,
+            none => {
+                let mut encoder = gif::Encoder::new(Vec::new(), wide, high, &[]).map_err(failed)?;
+                encoder.set_repeat(gif::Repeat::Infinite).map_err(failed)?;
+                none.insert(encoder)
+            }
+        };
+        let mut frame = gif::Frame::from_rgb_speed(wide, high, pixels.as_flattened(), 10);
+        frame.delay = self.delay;
+        encoder.write_frame(&frame).map_err(failed)
+    }
+
+    /// Writes the file, unless there was no picture.
+    pub fn write(self) -> Result<(), CheckpointError> {
+        let Some(encoder) = self.encoder else { return Ok(()) };
+        let bytes = encoder.into_inner().map_err(|e| io("write", self.path, std::io::Error::other(e)))?;
+        write_atomically(self.path, &bytes)
+    }
+}
+
+/// Writes an animation that repeats, `delay` hundredths of a second per picture.
+pub fn write_gif(
+    pictures: impl IntoIterator<Item = Picture>,
+    delay: u16,
+    path: &Path,
+) -> Result<(), CheckpointError> {
+    let mut animation = Animation::new(path, delay);
+    for picture in pictures {
+        animation.add(&picture)?;
+    }
+    animation.write()
 }
 
 #[cfg(test)]
@@ -171,7 +203,8 @@ mod tests {
         assert_eq!(pixel(step + BORDER, BORDER), [20; 3]);
         assert_eq!(pixel(2 * step - 1 - BORDER, 2 * step - 1 - BORDER), [40; 3]);
         // The shorter row waits for the longer.
-        let animation = Picture::animation(&[rows[0].clone(), rows[1][..1].to_vec()], 32);
+        let rows = [rows[0].clone(), rows[1][..1].to_vec()];
+        let animation: Vec<_> = Picture::animation(&rows, 32).collect();
         assert_eq!((animation.len(), animation[1].size()), (2, (2 * step, step)));
         assert_eq!(animation[1].pixels[BORDER * 2 * step + step + BORDER], [30; 3]);
     }
@@ -188,7 +221,7 @@ mod tests {
         let mut bytes = vec![0; reader.output_buffer_size().unwrap()];
         reader.next_frame(&mut bytes).unwrap();
         assert_eq!(bytes, picture.pixels.as_flattened());
-        write_gif(&[picture.clone(), picture.clone()], 10, &folder.join("a.gif")).unwrap();
+        write_gif([picture.clone(), picture.clone()], 10, &folder.join("a.gif")).unwrap();
         let mut reader =
             gif::DecodeOptions::new().read_info(File::open(folder.join("a.gif")).unwrap()).unwrap();
         let mut frames = 0;
@@ -208,9 +241,21 @@ mod tests {
         assert!(folder.join("link.png").is_symlink() && folder.join("a.png").metadata().unwrap().len() > 0);
         // What cannot be drawn leaves the old picture where it is.
         let wide = Picture { width: 70_000, height: 1, pixels: vec![PAPER; 70_000] };
-        let error = write_gif(&[wide], 10, &folder.join("a.gif")).unwrap_err().to_string();
+        let error = write_gif([wide], 10, &folder.join("a.gif")).unwrap_err().to_string();
         assert!(error.contains("70000 x 1 pixels are too many"), "{error}");
         assert!(gif::DecodeOptions::new().read_info(File::open(folder.join("a.gif")).unwrap()).is_ok());
+        // A full disk is not kept secret.
+        for name in ["full.png", "full.gif"] {
+            std::os::unix::fs::symlink("/dev/full", folder.join(name)).unwrap();
+        }
+        let full = [
+            picture.write_png(&folder.join("full.png")),
+            write_gif([picture.clone()], 10, &folder.join("full.gif")),
+        ];
+        for result in full {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains("No space left on device"), "{error}");
+        }
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -42,7 +42,7 @@ pub fn run(args: DreamArgs) -> Result<()> {
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let (strip, animation) = (folder.join("dream.png"), folder.join("dream.gif"));
     Picture::strip(&rows, size).write_png(&strip)?;
-    write_gif(&Picture::animation(&rows, size), DELAY, &animation)?;
+    write_gif(Picture::animation(&rows, size), DELAY, &animation)?;
     for (i, row) in rows.iter().enumerate() {
         let name = if i == 0 { "what followed".into() } else { format!("future {i}") };
         say!("{name:<14} {}", in_words(row));

@@ -1,6 +1,6 @@
 //! `iris record`: one game as an animation.
 
-use agent::picture::{Cell, Picture, write_gif};
+use agent::picture::{Animation, Cell, Picture};
 use agent::{Eye, Player, episode_seed, evaluation_seed};
 use anyhow::Result;
 use engine::Key;
@@ -25,10 +25,10 @@ pub fn run(args: RecordArgs) -> Result<()> {
     let mut eye = Eye::new(&device, &agent);
     env.reset(episode_seed(seed, 0));
     let mut frame = vec![0; size * size * 3];
-    let mut pictures = Vec::new();
-    let mut total = 0.0;
+    let mut animation = Animation::new(&args.out, DELAY);
+    let (mut steps, mut total) = (0, 0.0);
     let progress = Progress::new("steps", args.steps);
-    for step in 1.. {
+    loop {
         env.render(&mut frame);
         let seen = eye.look(&agent, &frame)?.0;
         let action = player.act(&agent, &frame, args.player.temperature)?[0] as usize;
@@ -36,14 +36,15 @@ pub fn run(args: RecordArgs) -> Result<()> {
         let outcome = env.step(action)?;
         total += outcome.reward;
         let cell = Cell { frame: seen, reward: outcome.reward, end: outcome.done() };
-        pictures.push(Picture::beside((shown.0, shown.1, &shown.2), &cell, size));
-        progress.set(step);
-        if outcome.done() || step == args.steps {
+        animation.add(&Picture::beside((shown.0, shown.1, &shown.2), &cell, size))?;
+        steps += 1;
+        progress.set(steps);
+        if outcome.done() || steps == args.steps {
             break;
         }
     }
     drop(progress);
-    write_gif(&pictures, DELAY, &args.out)?;
-    say!("{} steps of {}, return {total}\n{}", pictures.len(), game.name, args.out.display());
+    animation.write()?;
+    say!("{steps} steps of {}, return {total}\n{}", game.name, args.out.display());
     Ok(())
 }

@@ -47,7 +47,7 @@ impl Trainer {
             Picture::strip(rows, size).write_png(&folder.join(name)).map_err(save)
         };
         let animation = |name: &str, rows: &[Vec<Cell>]| {
-            write_gif(&Picture::animation(rows, size), DELAY, &folder.join(name)).map_err(save)
+            write_gif(Picture::animation(rows, size), DELAY, &folder.join(name)).map_err(save)
         };
 
         let mut frames = Vec::new();
