@@ -15,6 +15,16 @@ unsafe impl bytemuck::Zeroable for Line {}
 // SAFETY: as above.
 unsafe impl bytemuck::Pod for Line {}
 
+/// The host has no room for a block; what a panic carries when that happens. (A GPU without room is an `Error` of the next thing done with it.)
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error(
+    "the memory is full: {:.1} GiB more were asked for; smaller batches, smaller networks or fewer steps need less",
+    *bytes as f64 / f64::from(1 << 30)
+)]
+pub struct OutOfMemory {
+    pub bytes: usize,
+}
+
 /// An owned, 64-byte aligned piece of memory.
 #[derive(Default)]
 pub(crate) struct Block {
@@ -31,7 +41,8 @@ impl Block {
             gpu.fill_bytes(block.at(), 0, bytes.max(1));
             return block;
         }
-        let lines = bytemuck::zeroed_vec(bytes.div_ceil(64));
+        let lines = bytemuck::try_zeroed_vec(bytes.div_ceil(64))
+            .unwrap_or_else(|()| std::panic::panic_any(OutOfMemory { bytes }));
         ask_for_huge_pages(&lines);
         Block { lines, device: None, bytes }
     }
