@@ -112,6 +112,18 @@ fn our_runs_and_their_curve() {
 
     let output = scratch.iris(&["runs/catch-0", "--reps", "20"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("note: ours: too few runs for an interval"));
+
+    // A run and its evaluation are one run; nobody but the user can tell.
+    let evaluation =
+        r#"{"env":"arcade/catch","run":"runs/catch-0","mean":2.0,"progress":0.2,"returns":[2.0]}"#;
+    std::fs::write(scratch.0.join("evaluation.json"), evaluation).unwrap();
+    let output = scratch.iris(&["runs/catch-0", "evaluation.json", "--reps", "20"]);
+    let notes = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(notes.contains("in runs/catch-0, of which there is a score already"), "{notes}");
+
+    // No figure stays of a report that was here before.
+    assert!(scratch.iris(&["--agents", "IRIS", "--reps", "20"]).status.success());
+    assert!(!scratch.0.join("report/curves.svg").exists() && !scratch.0.join("report/curves.png").exists());
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! The report's files.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::ReportError;
 use crate::draw::{png, svg};
-use crate::figures::figures;
+use crate::figures::{NAMES, figures};
 use crate::html::html;
 use crate::report::Report;
 use crate::text::{latex, markdown};
@@ -27,6 +28,15 @@ pub fn write(report: &Report, folder: &Path) -> Result<Vec<PathBuf>, ReportError
     for figure in &figures {
         files.push((format!("{}.svg", figure.name), svg(&figure.drawing, true).into_bytes()));
         files.push((format!("{}.png", figure.name), png(&figure.drawing)?));
+    }
+    // A figure that this report does not have may be there from another.
+    for name in NAMES.iter().filter(|name| !figures.iter().any(|figure| figure.name == **name)) {
+        for path in ["svg", "png"].map(|kind| folder.join(format!("{name}.{kind}"))) {
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(&path)(error)),
+                _ => {}
+            }
+        }
     }
     let write = |(name, bytes): (String, Vec<u8>)| {
         let path = folder.join(name);

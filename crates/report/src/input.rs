@@ -167,12 +167,22 @@ fn grouped(name: &str, runs: Vec<Run>, evaluations: Vec<Evaluation>, notes: &mut
     let counted = |count: usize, what: &str| (count > 0).then(|| format!("{count} {what}"));
     let mut seen = HashSet::new();
     let mut distinct = 0;
+    let mut folders: HashSet<(&str, &str)> =
+        runs.iter().filter_map(|run| Some((run.game.as_str(), run.path.to_str()?))).collect();
     for evaluation in &evaluations {
         if !seen.insert(&evaluation.fingerprint) {
             notes.push(format!("the same evaluation of {} was given twice and counts once", evaluation.game));
             continue;
         }
         distinct += 1;
+        if let Some(run) = &evaluation.run
+            && !folders.insert((&evaluation.game, run))
+        {
+            notes.push(format!(
+                "an evaluation of {} in {run}, of which there is a score already: if both are of the same run, give one of them",
+                evaluation.game
+            ));
+        }
         let entry = agent.games.entry(evaluation.game.clone()).or_default();
         entry.scores.push(evaluation.score);
         entry.normalised.push(evaluation.normalised);

@@ -25,6 +25,8 @@ pub struct Evaluation {
     pub game: String,
     pub score: f64,
     pub normalised: f64,
+    /// Folder of the run it is of, as it was named then.
+    pub run: Option<String>,
     /// Tells evaluations apart: the same file given twice is one run, not two.
     pub fingerprint: String,
 }
@@ -78,7 +80,10 @@ fn evaluation(path: &Path, value: &Value, games: &Games) -> Result<Evaluation, R
     let progress = value.get("progress").and_then(Value::as_f64);
     let normalised = games.get(&game).map(|reference| reference.normalise(score)).or(progress);
     match normalised {
-        Some(normalised) => Ok(Evaluation { game, score, normalised, fingerprint: value.to_string() }),
+        Some(normalised) => {
+            let run = value.get("run").and_then(Value::as_str).map(str::to_string);
+            Ok(Evaluation { game, score, normalised, run, fingerprint: value.to_string() })
+        }
         None => Err(ReportError::UnknownGames { path: path.to_path_buf(), games: game }),
     }
 }

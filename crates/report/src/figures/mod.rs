@@ -13,6 +13,9 @@ pub struct Figure {
     pub drawing: Drawing,
 }
 
+/// Names of all figures there are.
+pub const NAMES: [&str; 5] = ["aggregates", "optimality_gap", "profiles", "improvement", "curves"];
+
 /// Every figure that the report has data for.
 pub fn figures(report: &Report) -> Vec<Figure> {
     let mut figures = vec![intervals::aggregates(report), intervals::optimality_gap(report)];
