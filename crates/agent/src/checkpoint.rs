@@ -48,6 +48,9 @@ pub enum CheckpointError {
     #[error("{path}: the config in its metadata cannot be read: {reason}")]
     BadConfig { path: PathBuf, reason: String },
 
+    #[error("{path} is damaged, or of another version of this program: {reason}")]
+    BadState { path: PathBuf, reason: String },
+
     #[error("{path}: entry `{name}` is missing")]
     Missing { path: PathBuf, name: String },
 
@@ -76,6 +79,11 @@ pub enum CheckpointError {
 pub(crate) type Result<T, E = CheckpointError> = std::result::Result<T, E>;
 
 impl Agent {
+    /// Whether a folder holds an agent by itself, as `iris import` writes them.
+    pub fn is_in(folder: &Path) -> bool {
+        folder.join(AGENT_FILE).is_file()
+    }
+
     /// The networks under the names they have in files. The perceptual network is there when the agent came with one.
     pub(crate) fn networks<'a>(
         &'a self,

@@ -321,7 +321,7 @@ impl Replay {
             let missing = (0, paths.iter().find(|path| !path.exists()).unwrap_or(frames).clone());
             let (found, path) = lengths.get(&segment).unwrap_or(&missing);
             if *found <= record % SEGMENT {
-                let expected = self.table.records.min((segment + 1) * SEGMENT) - segment * SEGMENT;
+                let expected = self.records_in(segment);
                 return Ok(Some(ReplayError::CutOff { path: path.clone(), expected, found: *found }));
             }
             self.frame(record, &mut frame)?;
@@ -353,10 +353,15 @@ impl Replay {
         }
     }
 
+    /// Records that the table counts on in a segment.
+    fn records_in(&self, segment: usize) -> usize {
+        self.table.records.min((segment + 1) * SEGMENT) - segment * SEGMENT
+    }
+
     fn files(&self, record: usize) -> Result<&Files> {
         self.segments.get(&(record / SEGMENT)).ok_or_else(|| {
             let path = self.path(record / SEGMENT, "frames");
-            ReplayError::CutOff { path, expected: record % SEGMENT + 1, found: 0 }
+            ReplayError::CutOff { path, expected: self.records_in(record / SEGMENT), found: 0 }
         })
     }
 

@@ -54,7 +54,7 @@ pub struct DeviceArgs {
     pub precision: PrecisionName,
 
     /// Worker threads of the CPU; one per core if not given. The result does not depend on it.
-    #[arg(long)]
+    #[arg(long, value_parser = up_to(1024))]
     pub threads: Option<usize>,
 }
 
@@ -147,7 +147,7 @@ pub struct DreamArgs {
     pub actions: String,
 
     /// Futures to imagine from the same frame.
-    #[arg(long, default_value_t = 4, value_parser = up_to(100))]
+    #[arg(long, default_value_t = Self::FUTURES, value_parser = up_to(100))]
     pub futures: usize,
 
     /// Imagined steps; by default as many as the world model remembers.
@@ -165,12 +165,16 @@ pub struct DreamArgs {
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
 
-    /// Folder to write to; by default `dreams/from<step>-seed<seed>` in the run's folder.
+    /// Folder to write to; by default one in `dreams` in the run's folder, called after the step, the seed and what else was asked for.
     #[arg(long)]
     pub out: Option<PathBuf>,
 
     #[command(flatten)]
     pub device: DeviceArgs,
+}
+
+impl DreamArgs {
+    pub const FUTURES: usize = 4;
 }
 
 /// Play whole games with a trained agent and print the returns as JSON.
@@ -240,7 +244,9 @@ pub struct ImportArgs {
 
 /// Write an agent with the names and shapes of the reference release, for PyTorch.
 ///
-/// Writes safetensors that PyTorch users load with `agent.load_state_dict(safetensors.torch.load_file(FILE))`.
+/// Writes safetensors that PyTorch users load with `agent.load_state_dict(safetensors.torch.load_file(FILE))`; for an agent that was trained here add
+/// `strict=False`, because it does not hold the perceptual network. Agents with sizes or parts that the reference release does not know, such as those of the
+/// `tiny` preset, are refused.
 #[derive(clap::Args)]
 pub struct ExportArgs {
     /// Folder of the run, whose newest checkpoint is taken, or of the imported agent.
@@ -270,7 +276,7 @@ pub struct BenchArgs {
     pub breakdown: bool,
 
     /// How often to repeat each case: 7 times on the CPU, 50 times on a GPU if not given.
-    #[arg(long)]
+    #[arg(long, value_parser = up_to(1_000_000))]
     pub repeats: Option<usize>,
 }
 

@@ -6,7 +6,7 @@ use agent::{
     Acting, ActorCritic, Agent, AgentConfig, Dreamer, Perceptual, Returns, Tokenizer, Trajectories,
     WorldModel, WorldModelBatch,
 };
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::ValueEnum;
 use engine::{Adam, Buffer, Device, Key, Lstm, Rng, Shape, Stepper};
 
@@ -17,7 +17,10 @@ pub fn run(args: BenchArgs) -> Result<()> {
     let mut start = Some(Instant::now());
     let device = args.device.open()?;
     let (gpu, words) = (device.is_gpu(), args.device.describe(&device));
-    let repeats = args.repeats.unwrap_or(if gpu { 50 } else { 7 }).max(1);
+    if args.breakdown && !gpu {
+        bail!("--breakdown needs a GPU: add --device cuda");
+    }
+    let repeats = args.repeats.unwrap_or(if gpu { 50 } else { 7 });
     let which = if gpu { "median" } else { "best" };
     say!("iris {}, {words}, {which} of {repeats}", env!("CARGO_PKG_VERSION"));
     let cases = if args.cases.is_empty() { BenchCase::value_variants().to_vec() } else { args.cases };

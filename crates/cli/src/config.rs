@@ -143,6 +143,18 @@ fn check_keys(table: &Table, known: &Value, path: &str) -> Result<()> {
             (_, Value::Table(_)) => bail!("`{here}` is a table; set one of its keys"),
             // Whole numbers are fine where fractions are expected.
             (Value::Integer(_), Value::Float(_)) => {}
+            (Value::Integer(number), _) if *number < 0 => {
+                bail!("`{here}` is {number}, but must be at least 0")
+            }
+            (Value::Array(items), Value::Array(_)) => {
+                let fits = |item: &Value| item.as_integer().is_some_and(|number| number >= 0);
+                if let Some(item) = items.iter().find(|item| !fits(item)) {
+                    bail!("`{here}` holds {item}, but takes whole numbers from 0 on");
+                }
+            }
+            (Value::String(text), Value::Integer(_)) if text.bytes().all(|b| b.is_ascii_digit()) => {
+                bail!("`{here}` is {text}, which is more than any number here may be");
+            }
             _ if value.type_str() != below.type_str() => {
                 bail!(
                     "`{here}` must be {} {}, not {} {}",
@@ -164,8 +176,14 @@ fn article(value: &Value) -> &'static str {
 
 /// "Did you mean", if one of the names is near the word.
 pub fn suggestion<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> String {
-    let nearest = names.map(|name| (envs::distance(name, word), name)).min();
-    nearest.filter(|(d, _)| *d <= 4).map_or(String::new(), |(_, name)| format!(". Did you mean `{name}`?"))
+    // A part of a name stands for it; otherwise a third of the letters may be wrong.
+    let part = |name: &str| word.len() >= 3 && name.contains(word);
+    let near = |name: &str| match envs::distance(name, word) {
+        _ if part(name) => Some(0),
+        distance => (distance <= name.len().max(word.len()).div_ceil(3)).then_some(distance),
+    };
+    let nearest = names.filter_map(|name| Some((near(name)?, name))).min();
+    nearest.map_or(String::new(), |(_, name)| format!(". Did you mean `{name}`?"))
 }
 
 // More than any machine can take.
@@ -210,6 +228,11 @@ fn validate(config: &TrainConfig) -> Result<()> {
         bail!("{key} must be at least 1");
     }
     let (world_model, tokens) = (&config.agent.world_model, config.agent.tokenizer.tokens());
+    if tokens >= MOST_POSITIONS {
+        bail!(
+            "agent.tokenizer makes {tokens} tokens of a frame, which are too many: a smaller frame_size or more resolutions make fewer"
+        );
+    }
     let bounded = [
         ("evaluation.episodes", config.evaluation.episodes, 1, MOST_EPISODES),
         ("evaluation.final_episodes", config.evaluation.final_episodes, 1, MOST_EPISODES),
@@ -225,6 +248,8 @@ fn validate(config: &TrainConfig) -> Result<()> {
         ("collection.temperature", config.collection.temperature),
         ("evaluation.temperature", config.evaluation.temperature),
         ("tokenizer.squared_weight", config.tokenizer.squared_weight),
+        ("world_model.weight_decay", config.world_model.weight_decay),
+        ("agent.world_model.init_std", config.agent.world_model.init_std),
     ];
     if let Some((key, value)) = not_negative.iter().find(|(_, value)| *value < 0.0) {
         bail!("{key} is {value}, but must be at least 0");

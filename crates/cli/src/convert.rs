@@ -1,14 +1,19 @@
 //! `iris import` and `iris export`: agents from and to the reference release's layout.
 
+use std::path::Path;
+
 use agent::train::Run;
 use agent::{Agent, reference};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use engine::Device;
 
 use crate::args::{ExportArgs, ImportArgs};
-use crate::output::say;
+use crate::output::{say, warn};
 
 pub fn import(args: ImportArgs) -> Result<()> {
+    if Run::is_in(&args.out) {
+        bail!("{} holds a run: choose another folder for the agent", args.out.display());
+    }
     let device = Device::cpu(None)?;
     let (agent, perceptual) = reference::import(&device, &args.checkpoint)?;
     let path = agent.save(perceptual.as_ref(), &args.out)?;
@@ -36,9 +41,12 @@ pub fn import(args: ImportArgs) -> Result<()> {
 
 pub fn export(args: ExportArgs) -> Result<()> {
     let device = Device::cpu(None)?;
-    let (agent, perceptual) = match args.agent.join("checkpoints").is_dir() {
-        true => (Run::newest_agent(&device, &args.agent)?.1, None),
-        false => Agent::load(&device, &args.agent)?,
+    if is_inside(&args.out, &args.agent) {
+        bail!("{} is part of what is to be exported: choose another file", args.out.display());
+    }
+    let (agent, perceptual) = match Agent::is_in(&args.agent) {
+        true => Agent::load(&device, &args.agent)?,
+        false => (Run::newest_agent(&device, &args.agent, warn)?.1, None),
     };
     reference::export(&agent, perceptual.as_ref(), &args.out)?;
     say!("exported to {}", args.out.display());
@@ -48,4 +56,10 @@ pub fn export(args: ExportArgs) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Whether a file is there and is one that the agent or run in `folder` is made of.
+fn is_inside(file: &Path, folder: &Path) -> bool {
+    let (Ok(file), Ok(folder)) = (file.canonicalize(), folder.canonicalize()) else { return false };
+    file == folder.join("agent.safetensors") || file.starts_with(folder.join("checkpoints"))
 }

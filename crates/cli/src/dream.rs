@@ -9,14 +9,14 @@ use envs::{Game, Purpose};
 
 use crate::args::DreamArgs;
 use crate::config::suggestion;
-use crate::output::say;
+use crate::output::{say, warn};
 
 /// Hundredths of a second per step of the animation.
 const DELAY: u16 = 25;
 
 pub fn run(args: DreamArgs) -> Result<()> {
     let device = args.device.open()?;
-    let (config, agent, replay) = Run::look(&device, &args.run)?;
+    let (config, agent, replay) = Run::look(&device, &args.run, warn)?;
     let steps = args.steps.unwrap_or(config.agent.world_model.steps);
     let scenes =
         Scenes { device: &device, agent: &agent, replay: &replay, burn_in: config.actor_critic.burn_in };
@@ -37,8 +37,7 @@ pub fn run(args: DreamArgs) -> Result<()> {
     let mut rows = vec![scenes.recorded(from, steps)?];
     rows.extend(dreams);
 
-    let folder =
-        args.out.unwrap_or_else(|| args.run.join("dreams").join(format!("from{from}-seed{}", args.seed)));
+    let folder = args.out.clone().unwrap_or_else(|| args.run.join("dreams").join(name(&args, from)));
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let (strip, animation) = (folder.join("dream.png"), folder.join("dream.gif"));
     Picture::strip(&rows, size).write_png(&strip)?;
@@ -49,6 +48,27 @@ pub fn run(args: DreamArgs) -> Result<()> {
     }
     say!("{}\n{}", strip.display(), animation.display());
     Ok(())
+}
+
+/// What a dream's folder is called: another name for everything that was asked for differently.
+fn name(args: &DreamArgs, from: usize) -> String {
+    let mut name = format!("from{from}-seed{}", args.seed);
+    match args.actions.as_str() {
+        "policy" if args.temperature == 1.0 => {}
+        "policy" => name += &format!("-temperature{}", args.temperature),
+        actions => {
+            let actions = actions.to_lowercase().replace(|c: char| !c.is_alphanumeric(), "-");
+            // Names of files end somewhere; FNV-1a stands for a long one.
+            let hash = actions.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+            });
+            name += &if actions.len() <= 60 { format!("-{actions}") } else { format!("-actions{hash:016x}") };
+        }
+    }
+    if args.futures != DreamArgs::FUTURES {
+        name += &format!("-futures{}", args.futures);
+    }
+    name + &args.steps.map_or(String::new(), |steps| format!("-steps{steps}"))
 }
 
 /// The step to start from: the one asked for, or one chosen by the seed that has a future to compare with.

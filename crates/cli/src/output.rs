@@ -2,12 +2,28 @@
 
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write, stdout};
+use std::path::Path;
 
 /// Prints a line to standard output.
 macro_rules! say {
     ($($line:tt)*) => { $crate::output::line(format_args!($($line)*)) };
 }
 pub(crate) use say;
+
+/// Something that is not as it should be, and stops nobody.
+pub fn warn(warning: String) {
+    eprintln!("warning: {warning}");
+}
+
+/// A path as it can be pasted into a shell.
+pub fn pasteable(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+=:@%,".contains(c);
+    match !text.is_empty() && text.chars().all(plain) {
+        true => text,
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
 
 pub fn line(line: Arguments) {
     let mut out = stdout().lock();
@@ -16,5 +32,16 @@ pub fn line(line: Arguments) {
             eprintln!("error: cannot write to standard output: {error}");
         }
         std::process::exit(if error.kind() == ErrorKind::BrokenPipe { 0 } else { 1 });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_can_be_pasted() {
+        let pasted = ["runs/arcade/catch/1", "sp ace/it's", ""].map(|path| pasteable(Path::new(path)));
+        assert_eq!(pasted, ["runs/arcade/catch/1", r"'sp ace/it'\''s'", "''"]);
     }
 }

@@ -1,8 +1,10 @@
 //! `iris record`: one game as an animation.
 
+use std::path::Path;
+
 use agent::picture::{Animation, Cell, Picture};
 use agent::{Eye, Player, episode_seed, evaluation_seed};
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use engine::Key;
 use envs::Purpose;
 
@@ -15,6 +17,8 @@ use crate::source::Source;
 const DELAY: u16 = 7;
 
 pub fn run(args: RecordArgs) -> Result<()> {
+    // Before the game, not after it.
+    make_room(&args.out)?;
     let Source { device, agent, game } = Source::load(&args.player)?;
     let size = agent.config.tokenizer.frame_size;
     let mut env = game.make(Purpose::Evaluate, size)?;
@@ -47,4 +51,17 @@ pub fn run(args: RecordArgs) -> Result<()> {
     animation.write()?;
     say!("{steps} steps of {}, return {total}\n{}", game.name, args.out.display());
     Ok(())
+}
+
+/// Makes the folder of a file that is to be written.
+fn make_room(file: &Path) -> Result<()> {
+    if file.is_dir() {
+        bail!("{} is a folder: name a file in it", file.display());
+    }
+    match file.parent() {
+        Some(folder) if folder != Path::new("") => {
+            std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))
+        }
+        _ => Ok(()),
+    }
 }

@@ -7,6 +7,7 @@ use engine::Device;
 use envs::{Game, Purpose};
 
 use crate::args::PlayerArgs;
+use crate::output::warn;
 
 /// An agent, where it computes, and the game it plays.
 pub struct Source {
@@ -20,13 +21,13 @@ impl Source {
     pub fn load(args: &PlayerArgs) -> Result<Source> {
         let device = args.device.open()?;
         let (folder, env) = (args.run.as_path(), args.env.as_deref());
-        let (agent, game) = match (folder.join("agent.safetensors").is_file(), env) {
+        let (agent, game) = match (Agent::is_in(folder), env) {
             (true, Some(env)) => (Agent::load(&device, folder)?.0, Game::find(env)?),
             (true, None) => {
                 bail!("{} holds an agent, which does not say what it plays: add --env", folder.display())
             }
             (false, _) => {
-                let (config, agent) = Run::newest_agent(&device, folder)?;
+                let (config, agent) = Run::newest_agent(&device, folder, warn)?;
                 (agent, Game::find(env.unwrap_or(&config.env))?)
             }
         };

@@ -1,19 +1,19 @@
 //! `iris train`: a run from its config to its end, with progress.
 
 use std::collections::HashMap;
-use std::io::IsTerminal;
+use std::io::{ErrorKind, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use agent::train::{Damaged, Observer, Run, TrainError, Trainer, train};
+use agent::train::{Damaged, Observer, Run, TrainConfig, TrainError, Trainer, train};
 use anyhow::{Context, Result, bail};
 use engine::Device;
 
 use crate::args::TrainArgs;
 use crate::config;
-use crate::output::say;
+use crate::output::{pasteable, say, warn};
 use crate::progress::Progress;
 
 pub fn run(args: TrainArgs) -> Result<()> {
@@ -21,8 +21,8 @@ pub fn run(args: TrainArgs) -> Result<()> {
     let (run, mut trainer) = match &args.resume {
         Some(folder) => {
             let damaged = if args.forget_damaged { Damaged::Forget } else { Damaged::Refuse };
-            let resumed = Run::resume(&device, folder, damaged, |warning| eprintln!("warning: {warning}"))?;
-            write_config_if_missing(folder, &resumed.1)?;
+            let resumed = Run::resume(&device, folder, damaged, warn)?;
+            check_config_file(folder, &resumed.1)?;
             resumed
         }
         None => create(&args, &device)?,
@@ -33,10 +33,16 @@ pub fn run(args: TrainArgs) -> Result<()> {
     if let Some(variant) = envs::Game::find(&trainer.config.env)?.variant() {
         eprintln!("{}: {variant}", trainer.config.env);
     }
+    if first >= trainer.config.epochs {
+        let more = "its config is fixed: a new run with a larger `epochs` trains longer";
+        say!("all {first} epochs of this run are over; {more}");
+        return Ok(());
+    }
+    remarks(&trainer.config).iter().for_each(|remark| eprintln!("note: {remark}"));
     let mut watch = Watch::new(run)?;
     match train(&mut trainer, &mut watch) {
         Err(TrainError::Interrupted) => {
-            let folder = watch.run.folder().display();
+            let folder = pasteable(watch.run.folder());
             bail!("stopped; `iris train --resume {folder}` continues from the last finished epoch");
         }
         ended => ended?,
@@ -47,22 +53,80 @@ pub fn run(args: TrainArgs) -> Result<()> {
 
 fn create(args: &TrainArgs, device: &Device) -> Result<(Run, Trainer)> {
     let config = config::resolve(&args.config)?;
-    let folder = args.out.clone().unwrap_or_else(|| {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-        PathBuf::from("runs").join(&config.env).join(format!("{}-seed{}", calendar(now), config.seed))
-    });
     let text = config::document(&config)?;
-    Ok(Run::create(device, config, &text, &folder)?)
+    if let Some(folder) = &args.out {
+        return Ok(Run::create(device, config, &text, folder)?);
+    }
+    let folder = RemovedIfEmpty(new_folder(&config)?);
+    Ok(Run::create(device, config, &text, &folder.0)?)
 }
 
-/// `iris report` needs the config, too.
-fn write_config_if_missing(folder: &Path, trainer: &Trainer) -> Result<()> {
-    let path = folder.join("config.toml");
-    if path.exists() {
-        return Ok(());
+/// The folder of a run that may never begin.
+struct RemovedIfEmpty(PathBuf);
+
+impl Drop for RemovedIfEmpty {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
     }
-    let text = config::document(&trainer.config)?;
-    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// A folder of its own for a run, also when several begin in one second.
+fn new_folder(config: &TrainConfig) -> Result<PathBuf> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let parent = PathBuf::from("runs").join(&config.env);
+    let cannot = || format!("cannot create a folder in {}", parent.display());
+    std::fs::create_dir_all(&parent).with_context(cannot)?;
+    let name = format!("{}-seed{}", calendar(now), config.seed);
+    for number in 1.. {
+        let folder = parent.join(if number == 1 { name.clone() } else { format!("{name}-{number}") });
+        match std::fs::create_dir(&folder) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            made => return made.with_context(cannot).map(|()| folder),
+        }
+    }
+    unreachable!("there are numbers enough")
+}
+
+/// What a user may not expect of a config.
+fn remarks(config: &TrainConfig) -> Vec<String> {
+    let mut remarks = Vec::new();
+    let (epochs, collected) = (config.epochs, config.collection.epochs);
+    if collected < epochs {
+        remarks.push(format!(
+            "nothing is played in epochs {} to {epochs}: collection.epochs is {collected}",
+            collected + 1
+        ));
+    }
+    let schedules = [
+        ("tokenizer", &config.tokenizer.schedule),
+        ("world_model", &config.world_model.schedule),
+        ("actor_critic", &config.actor_critic.schedule),
+    ];
+    for (network, schedule) in schedules {
+        let start = schedule.start_after;
+        if start >= epochs {
+            remarks.push(format!(
+                "the {network} does not learn in {epochs} epochs: {network}.schedule.start_after is {start}"
+            ));
+        }
+    }
+    remarks
+}
+
+/// `config.toml` is for people and for `iris report`: written if it is missing, and what was changed in it changes nothing.
+fn check_config_file(folder: &Path, trainer: &Trainer) -> Result<()> {
+    let path = folder.join("config.toml");
+    let Ok(found) = std::fs::read_to_string(&path) else {
+        let text = config::document(&trainer.config)?;
+        return std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()));
+    };
+    if toml::from_str::<TrainConfig>(&found).ok().as_ref() != Some(&trainer.config) {
+        warn(format!(
+            "{} is not the config of this run, which goes on as it began; delete the file to have it written anew",
+            path.display()
+        ));
+    }
+    Ok(())
 }
 
 /// Seconds since 1970 as date and time of day (UTC), in a form that sorts.
@@ -156,7 +220,7 @@ impl Watch {
         let phases: Vec<String> =
             phases.iter().map(|(phase, seconds)| format!("{phase} {seconds:.0} s")).collect();
         say!("time: {}", phases.join(", "));
-        let folder = self.run.folder().display();
+        let folder = pasteable(self.run.folder());
         let pictures = self.run.folder().join("media").join(format!("{:06}", trainer.epoch));
         if pictures.exists() {
             say!("pictures: {}", pictures.display());

@@ -181,7 +181,7 @@ fn bad_agents_are_not_exported() {
     let scratch = Scratch::new("bad-agent");
     let (agent, file) = (scratch.path("agent"), scratch.path("out.safetensors"));
     let export = || stderr(&iris(&["export", &agent, "--out", &file]));
-    assert!(export().contains("cannot read"));
+    assert!(export().contains("there is no folder"));
     std::fs::create_dir_all(&agent).unwrap();
     std::fs::write(format!("{agent}/agent.safetensors"), b"nonsense").unwrap();
     assert!(export().contains("is not a readable safetensors file"));
@@ -190,6 +190,19 @@ fn bad_agents_are_not_exported() {
     stdout(&iris(&["import", tiny().to_str().unwrap(), "--out", &agent]));
     let error = stderr(&iris(&["export", &agent, "--out", &scratch.path("no/such/folder/file")]));
     assert!(error.contains("cannot write"), "{error}");
+    // The agent itself is no place for what is made from it.
+    let own = format!("{agent}/agent.safetensors");
+    let before = std::fs::read(&own).unwrap();
+    let error = stderr(&iris(&["export", &agent, "--out", &own]));
+    assert!(error.contains("is part of what is to be exported"), "{error}");
+    assert!(std::fs::read(&own).unwrap() == before);
+    // An agent and a run do not share a folder.
+    let error = stderr(&iris(&["train", "epochs=1", "--out", &agent]));
+    assert!(error.contains("holds an imported agent"), "{error}");
+    let run = scratch.path("run");
+    std::fs::create_dir_all(format!("{run}/checkpoints/000001")).unwrap();
+    let error = stderr(&iris(&["import", tiny().to_str().unwrap(), "--out", &run]));
+    assert!(error.contains("holds a run"), "{error}");
 }
 
 /// Random damage to the whole file never crashes the program's reader. `IRIS_FUZZ_ROUNDS` asks for more of it.

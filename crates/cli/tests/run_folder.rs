@@ -22,8 +22,29 @@ fn a_damaged_checkpoint_falls_back_to_the_one_before() {
     assert!(stderr(&resumed).contains("trying the checkpoint before it"), "{}", stderr(&resumed));
     assert!(results(&whole) == results(&damaged));
 
-    // Nothing left to continue from.
+    // Whoever plays or dreams falls back, too.
+    let newest = damaged.join("checkpoints/000004/agent.safetensors");
+    let bytes = std::fs::read(&newest).unwrap();
+    std::fs::write(&newest, &bytes[..bytes.len() / 2]).unwrap();
+    for arguments in [["eval", "--episodes", "1"], ["dream", "--futures", "1"]] {
+        let output = iris().args(arguments).arg(&damaged).output().unwrap();
+        let text = stderr(&output);
+        assert!(output.status.success() && text.contains("trying the checkpoint before it"), "{text}");
+    }
+    // With none before it, none is promised.
+    std::fs::remove_dir_all(damaged.join("checkpoints/000003")).unwrap();
+    for arguments in [["eval", "--episodes", "1"], ["train", "--threads", "1"]] {
+        let resume = if arguments[0] == "train" { &["--resume"][..] } else { &[] };
+        let output = iris().args(arguments).args(resume).arg(&damaged).output().unwrap();
+        let text = stderr(&output);
+        assert!(!output.status.success() && text.contains("it may be cut off or damaged"), "{text}");
+        assert!(!text.contains("trying the checkpoint"), "{text}");
+    }
+
+    // Nothing left to continue from, and no place for another run.
     std::fs::remove_dir_all(damaged.join("checkpoints")).unwrap();
+    let again = train(&damaged, &[]);
+    assert!(!again.status.success() && stderr(&again).contains("whose checkpoints are gone"));
     let resumed = iris().args(["train", "--resume"]).arg(&damaged).output().unwrap();
     assert!(
         !resumed.status.success() && stderr(&resumed).contains("holds no checkpoint"),
@@ -259,19 +280,33 @@ fn dreams_and_pictures_are_drawn() {
         std::fs::read(out.join("dream.png")).unwrap()
     };
     assert!(draw("first") == draw("again"));
-    for actions in ["recorded", "left,stay,RIGHT"] {
-        let output = dream(&["--actions", actions, "--from", "5"]);
-        assert!(
-            output.status.success() && run.join("dreams/from5-seed0/dream.gif").exists(),
-            "{}",
-            stderr(&output)
-        );
+    // Each that differs has a place of its own.
+    let long = ["left"; 20].join(",");
+    for (arguments, name) in [
+        (["--futures", "4"], "from5-seed0"),
+        (["--futures", "2"], "from5-seed0-futures2"),
+        (["--steps", "3"], "from5-seed0-steps3"),
+        (["--temperature", "0.5"], "from5-seed0-temperature0.5"),
+        (["--actions", "recorded"], "from5-seed0-recorded"),
+        (["--actions", "left,stay,RIGHT"], "from5-seed0-left-stay-right"),
+        (["--actions", &long], "from5-seed0-actions3e92d52499cee9e2"),
+    ] {
+        let output = dream(&[&["--from", "5"], &arguments[..]].concat());
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(run.join("dreams").join(name).join("dream.gif").exists(), "{said}");
     }
+    // A recording makes its folder, and finds out before the game that it cannot be written.
+    let record = |out: &Path| iris().arg("record").arg(&run).arg("--out").arg(out).output().unwrap();
+    assert!(record(&scratch.0.join("new/folder/game.gif")).status.success());
+    assert!(scratch.0.join("new/folder/game.gif").exists());
+    assert!(stderr(&record(&scratch.0)).contains("is a folder: name a file in it"));
     for (arguments, answer) in [
         (
             ["--actions", "lefft"],
             "no action is called `lefft`; this game has left, stay, right. Did you mean `left`?",
         ),
+        (["--actions", "up"], "no action is called `up`; this game has left, stay, right\n"),
         (["--from", "9999"], "--from 9999 is not in the replay; it holds steps 0 to 99"),
         (["--futures", "0"], "0 is not in 1..=100"),
         (["--futures", "700"], "700 is not in 1..=100"),

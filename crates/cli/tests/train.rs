@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{Scratch, iris, stderr, train};
+use std::process::Stdio;
+
+use common::{SMALL, Scratch, iris, stderr, train};
 
 #[test]
 fn a_run_goes_through_every_phase_and_can_be_evaluated() {
@@ -80,6 +82,13 @@ fn nonsense_is_answered_with_one_line_that_helps() {
         ("agent.world_model.steps=1000000", "agent.world_model.steps is 1000000, but must be from 1 to"),
         ("evaluation.temperature=-0.5", "evaluation.temperature is -0.5, but must be at least 0"),
         ("tokenizer.perceptual_dropout=1", "must be from 0 to below 1"),
+        ("epochs=-1", "`epochs` is -1, but must be at least 0"),
+        ("epochs=99999999999999999999", "`epochs` is 99999999999999999999, which is more than"),
+        ("agent.actor_critic.channels=[16,-2]", "`agent.actor_critic.channels` holds -2, but takes whole"),
+        ("agent.tokenizer.frame_size=8192", "1048576 tokens of a frame, which are too many"),
+        ("world_model.weight_decay=-1", "world_model.weight_decay is -1, but must be at least 0"),
+        ("tokenizer.schedule.after=0", "`tokenizer.schedule.after`. Did you mean `start_after`?"),
+        ("a=3", "no key is called `a`\n"),
     ] {
         let text = refused(&[nonsense]);
         assert!(text.contains(answer), "{text}");
@@ -88,6 +97,9 @@ fn nonsense_is_answered_with_one_line_that_helps() {
         refused(&["agent.tokenizer.frame_size=24", "tokenizer.perceptual=random"])
             .contains("needs an agent.tokenizer.frame_size that 16 divides, not 24")
     );
+    // More than an address can name.
+    let huge = refused(&["agent.world_model.width=1048576", "agent.world_model.layers=256"]);
+    assert!(huge.starts_with("error: the memory is full: ") && huge.contains("smaller networks"), "{huge}");
     assert!(refused(&["epochs"]).contains("`epochs` is not an override: write key.sub=value"));
     assert!(
         refused(&["agent.world_model.heads=3"])
@@ -102,6 +114,59 @@ fn nonsense_is_answered_with_one_line_that_helps() {
     assert!(train(&run, &[]).status.success());
     let again = train(&run, &[]);
     assert!(!again.status.success() && stderr(&again).contains("already holds a run"), "{}", stderr(&again));
+}
+
+/// Which of the networks, and when.
+#[test]
+fn a_network_that_diverges_is_named() {
+    let scratch = Scratch::new("diverged");
+    for (network, epoch) in [("tokenizer", 1), ("world_model", 2), ("actor_critic", 2)] {
+        let output =
+            train(&scratch.0.join(network), &[&format!("{network}.schedule.learning_rate=1e30"), "epochs=2"]);
+        let text = stderr(&output);
+        let expected = format!("error: {network}, epoch {epoch}: the loss is NaN");
+        assert!(!output.status.success() && text.contains(&expected), "{text}");
+    }
+}
+
+#[test]
+fn what_a_config_leaves_out_is_said() {
+    let scratch = Scratch::new("remarks");
+    let run = scratch.0.join("run");
+    let text = stderr(&train(&run, &["epochs=1", "evaluation.final_episodes=1"]));
+    for network in ["world_model", "actor_critic"] {
+        let expected =
+            format!("note: the {network} does not learn in 1 epochs: {network}.schedule.start_after is 1\n");
+        assert!(text.contains(&expected), "{text}");
+    }
+    assert!(!text.contains("nothing is played"), "{text}");
+    let resumed = iris().args(["train", "--resume"]).arg(&run).output().unwrap();
+    let said = String::from_utf8_lossy(&resumed.stdout);
+    assert!(resumed.status.success() && said.starts_with("all 1 epochs of this run are over"), "{said}");
+    // A config that was edited afterwards counts for nothing, and that is said.
+    let config = run.join("config.toml");
+    let edited = std::fs::read_to_string(&config).unwrap().replace("epochs = 1\n", "epochs = 2\n");
+    std::fs::write(&config, edited).unwrap();
+    let resumed = iris().args(["train", "--resume"]).arg(&run).output().unwrap();
+    assert!(stderr(&resumed).contains("config.toml is not the config of this run"), "{}", stderr(&resumed));
+}
+
+/// Without `--out`, in the same second, with the same seed.
+#[test]
+fn every_run_has_a_folder_of_its_own() {
+    let scratch = Scratch::new("folders");
+    let children: Vec<_> = (0..3)
+        .map(|_| {
+            let mut command = iris();
+            command.current_dir(&scratch.0).arg("train").args(SMALL).arg("epochs=1");
+            command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+        })
+        .collect();
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    assert_eq!(std::fs::read_dir(scratch.0.join("runs/arcade/catch")).unwrap().count(), 3);
 }
 
 #[test]

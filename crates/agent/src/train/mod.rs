@@ -39,6 +39,8 @@ pub enum TrainError {
         "tokenizer.perceptual: the agent in {path} has no perceptual network; use \"random\" or \"none\""
     )]
     NoPerceptual { path: PathBuf },
+    #[error("{network}, epoch {epoch}: {reason}")]
+    Diverged { network: &'static str, epoch: usize, reason: engine::Error },
     #[error("cannot save the run: {0}")]
     Save(String),
     #[error("stopped")]
@@ -46,6 +48,18 @@ pub enum TrainError {
 }
 
 type Result<T, E = TrainError> = std::result::Result<T, E>;
+
+impl TrainError {
+    /// Which of the networks it was that diverged.
+    fn of(self, network: &'static str, epoch: usize) -> TrainError {
+        match self {
+            TrainError::Engine(reason @ engine::Error::NotFinite { .. }) => {
+                TrainError::Diverged { network, epoch, reason }
+            }
+            other => other,
+        }
+    }
+}
 
 /// Watches a run, and may stop it.
 pub trait Observer {
@@ -150,9 +164,10 @@ pub fn train(trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
         if trainer.epoch < trainer.config.collection.epochs {
             trainer.collect_experience(observer, &mut means)?;
         }
-        trainer.update_tokenizer(observer, &mut means)?;
-        trainer.update_world_model(observer, &mut means)?;
-        trainer.update_behaviour(observer, &mut means)?;
+        let epoch = trainer.epoch + 1;
+        trainer.update_tokenizer(observer, &mut means).map_err(|e| e.of("tokenizer", epoch))?;
+        trainer.update_world_model(observer, &mut means).map_err(|e| e.of("world_model", epoch))?;
+        trainer.update_behaviour(observer, &mut means).map_err(|e| e.of("actor_critic", epoch))?;
         if trainer.is_time_to_evaluate() {
             trainer.evaluate(observer, &mut means)?;
         }
@@ -248,7 +263,6 @@ impl Trainer {
                 self.player.forget(0)?;
             }
             self.env.render(&mut frame);
-            // The policy always looks, so that its memory knows every frame.
             let chosen = match random {
                 true => explore.below(actions),
                 false => {
@@ -530,5 +544,6 @@ fn replay_newest_game(env: &mut dyn Env, replay: &Replay) -> Result<()> {
 fn replay_rows(config: &TrainConfig) -> usize {
     let frame_bytes = config.agent.tokenizer.frame_size.pow(2) * 3;
     let kept = config.replay.steps(Replay::step_bytes(frame_bytes));
-    config.collection.steps.saturating_mul(config.collection.epochs).min(kept + kept / 4).max(1)
+    let epochs = config.collection.epochs.min(config.epochs);
+    config.collection.steps.saturating_mul(epochs).min(kept + kept / 4).max(1)
 }

@@ -48,6 +48,10 @@ pub enum RunError {
     GoingOn { path: PathBuf },
     #[error("{path} already holds a run: continue it with --resume, or choose another folder")]
     Exists { path: PathBuf },
+    #[error("{path} holds metrics of a run whose checkpoints are gone: choose another folder, or delete it")]
+    Leftovers { path: PathBuf },
+    #[error("{path} holds an imported agent: choose another folder for the run")]
+    HoldsAnAgent { path: PathBuf },
     #[error("{path} holds no checkpoint; name the folder of a run, which `iris train` prints when it starts")]
     NotARun { path: PathBuf },
     #[error(
@@ -94,8 +98,14 @@ impl Run {
         folder: &Path,
     ) -> Result<(Run, Trainer)> {
         let run = Folder(folder.into());
-        if !run.checkpoints()?.is_empty() {
+        if Run::is_in(folder) {
             return Err(RunError::Exists { path: folder.into() });
+        }
+        if run.0.join("metrics.jsonl").metadata().is_ok_and(|file| file.len() > 0) {
+            return Err(RunError::Leftovers { path: folder.into() });
+        }
+        if Agent::is_in(folder) {
+            return Err(RunError::HoldsAnAgent { path: folder.into() });
         }
         let agent = Agent::new(device, &config.agent, config.seed).map_err(CheckpointError::from)?;
         let replay = run.open_replay(&config, Table::default())?;
@@ -118,45 +128,53 @@ impl Run {
     ) -> Result<(Run, Trainer)> {
         let folder = Folder::open(folder)?;
         // A folder that is no run gets no lock.
-        folder.newest()?;
-        let run = Run { _lock: folder.lock()?, folder };
-        let mut first = None;
-        for checkpoint in run.folder.checkpoints()?.into_iter().rev() {
-            match run.folder.load(device, &checkpoint, damaged, &mut warn) {
-                Ok((mut trainer, metrics_bytes)) => {
-                    trainer.replay.begin_writing()?;
-                    run.cut_metrics_back(metrics_bytes, &mut warn)?;
-                    return Ok((run, trainer));
-                }
-                // The checkpoint is good: the one before it would lose more, or fare no better.
-                Err(error @ (RunError::DamagedReplay { .. } | RunError::Train(_))) => return Err(error),
-                Err(error) => {
-                    warn(format!("{error}; trying the checkpoint before it"));
-                    first.get_or_insert(error);
-                }
-            }
+        if !Run::is_in(&folder.0) {
+            return Err(RunError::NotARun { path: folder.0 });
         }
-        Err(match first {
-            None => RunError::NotARun { path: run.folder.0 },
-            Some(RunError::Replay(reason @ ReplayError::CutOff { .. })) => RunError::DamagedReplay { reason },
-            Some(error @ RunError::NothingLeft { .. }) => error,
-            Some(error) => RunError::NothingToResume { path: run.folder.0, reason: Box::new(error) },
+        let run = Run { _lock: folder.lock()?, folder };
+        let loaded = run.folder.newest_that_loads(&mut warn, |checkpoint, warn| {
+            run.folder.load(device, checkpoint, damaged, warn)
+        });
+        let (mut trainer, metrics_bytes) = loaded.map_err(|error| match error {
+            RunError::Replay(reason @ ReplayError::CutOff { .. }) => RunError::DamagedReplay { reason },
+            RunError::Checkpoint(_) | RunError::Replay(_) => {
+                RunError::NothingToResume { path: run.folder.0.clone(), reason: Box::new(error) }
+            }
+            error => error,
+        })?;
+        trainer.replay.begin_writing()?;
+        run.cut_metrics_back(metrics_bytes, &mut warn)?;
+        Ok((run, trainer))
+    }
+
+    /// Whether there is a run in a folder.
+    pub fn is_in(folder: &Path) -> bool {
+        Folder(folder.into()).checkpoints().is_ok_and(|checkpoints| !checkpoints.is_empty())
+    }
+
+    /// The agent of a run's newest checkpoint that can be read. `warn` hears about one that cannot.
+    pub fn newest_agent(
+        device: &Device,
+        folder: &Path,
+        mut warn: impl FnMut(String),
+    ) -> Result<(TrainConfig, Agent)> {
+        Folder::open(folder)?.newest_that_loads(&mut warn, |checkpoint, _| {
+            Ok((read_state(checkpoint)?.config, Agent::load(device, checkpoint)?.0))
         })
     }
 
-    /// The agent of the newest checkpoint of a run.
-    pub fn newest_agent(device: &Device, folder: &Path) -> Result<(TrainConfig, Agent)> {
-        let newest = Folder::open(folder)?.newest()?;
-        Ok((read_state(&newest)?.config, Agent::load(device, &newest)?.0))
-    }
-
-    /// The agent of the newest checkpoint with its config and the replay as it was then. Nothing is changed; the run may be going on.
-    pub fn look(device: &Device, folder: &Path) -> Result<(TrainConfig, Agent, Replay)> {
+    /// The same with the replay as it was then. Nothing is changed; the run may be going on.
+    pub fn look(
+        device: &Device,
+        folder: &Path,
+        mut warn: impl FnMut(String),
+    ) -> Result<(TrainConfig, Agent, Replay)> {
         let folder = Folder::open(folder)?;
-        let newest = folder.newest()?;
-        let state = read_state(&newest)?;
-        let replay = folder.open_replay(&state.config, state.replay)?;
-        Ok((state.config, Agent::load(device, &newest)?.0, replay))
+        folder.newest_that_loads(&mut warn, |checkpoint, _| {
+            let state = read_state(checkpoint)?;
+            let replay = folder.open_replay(&state.config, state.replay)?;
+            Ok((state.config, Agent::load(device, checkpoint)?.0, replay))
+        })
     }
 
     pub fn folder(&self) -> &Path {
@@ -186,7 +204,7 @@ impl Run {
         };
         let path = partial.join("state.json");
         let text = serde_json::to_string(&state)
-            .map_err(|e| CheckpointError::BadConfig { path: path.clone(), reason: e.to_string() })?;
+            .map_err(|e| CheckpointError::BadState { path: path.clone(), reason: e.to_string() })?;
         write_atomically(&path, text.as_bytes())?;
         let _ = std::fs::remove_dir_all(&done);
         std::fs::rename(&partial, &done).map_err(|e| io("write", &done, e))?;
@@ -297,9 +315,28 @@ impl Folder {
         Ok(found)
     }
 
-    fn newest(&self) -> Result<PathBuf> {
-        let newest = self.checkpoints()?.pop();
-        newest.ok_or_else(|| RunError::NotARun { path: self.0.clone() })
+    /// What `load` makes of the newest checkpoint that it can read; the first error if there is none.
+    fn newest_that_loads<T, W: FnMut(String)>(
+        &self,
+        warn: &mut W,
+        mut load: impl FnMut(&Path, &mut W) -> Result<T>,
+    ) -> Result<T> {
+        let mut first = None;
+        let mut checkpoints = self.checkpoints()?;
+        while let Some(checkpoint) = checkpoints.pop() {
+            match load(&checkpoint, warn) {
+                // The checkpoint is good: the one before it would lose more, or fare no better.
+                Err(error @ (RunError::DamagedReplay { .. } | RunError::Train(_))) => return Err(error),
+                Err(error) => {
+                    if !checkpoints.is_empty() {
+                        warn(format!("{error}; trying the checkpoint before it"));
+                    }
+                    first.get_or_insert(error);
+                }
+                loaded => return loaded,
+            }
+        }
+        Err(first.unwrap_or_else(|| RunError::NotARun { path: self.0.clone() }))
     }
 
     /// The run as a checkpoint describes it, with the length of its metrics.
@@ -359,7 +396,7 @@ fn read_state(checkpoint: &Path) -> Result<State> {
     let path = checkpoint.join("state.json");
     let text = std::fs::read_to_string(&path).map_err(|e| io("read", &path, e))?;
     let state: State = serde_json::from_str(&text)
-        .map_err(|e| CheckpointError::BadConfig { path: path.clone(), reason: e.to_string() })?;
+        .map_err(|e| CheckpointError::BadState { path: path.clone(), reason: e.to_string() })?;
     match state.version > VERSION {
         true => Err(CheckpointError::TooNew { path, found: state.version }.into()),
         false => Ok(state),
