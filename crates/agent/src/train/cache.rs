@@ -47,9 +47,9 @@ impl Cache {
     pub fn new(device: &Device, agent: &Agent, steps: usize) -> Cache {
         let (size, k) = (agent.config.tokenizer.frame_size, agent.config.tokenizer.tokens());
         let pixels = size * size * 3;
-        // The steppers and the networks' steps need memory as well.
+        // The steppers and the networks' steps, which come later, need memory as well: more than twice as much at the paper's size.
         let row = pixels * (1 + device.float_size()) + 4 * k;
-        let fits = |free: usize| steps.saturating_mul(row) < free / 2;
+        let fits = |free: usize| steps.saturating_mul(row) < free / 4;
         let kept = match device.free_memory().is_some_and(fits) {
             false => Kept::Host { tokens: HashMap::new(), reconstructions: HashMap::new() },
             true => Kept::Gpu(Tables {

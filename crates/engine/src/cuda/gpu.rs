@@ -189,6 +189,7 @@ impl Gpu {
     }
 
     pub fn fill_words(&self, at: u64, word: u32, count: usize) -> Result<()> {
+        self.core.check()?;
         // SAFETY: callers fill memory of their own.
         unsafe { sys::cuMemsetD32Async(at, word, count, self.core.stream()) }
             .result()
@@ -196,6 +197,7 @@ impl Gpu {
     }
 
     pub fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        self.core.check()?;
         // SAFETY: callers copy between blocks of their own.
         unsafe { result::memcpy_dtod_async(to, from, bytes, self.core.stream()) }
             .map_err(driver("copying memory"))
@@ -218,6 +220,7 @@ impl Gpu {
 
     fn launch_now(&self, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
         check_sizes(kernel, args)?;
+        check_grid(kernel, &grid)?;
         let function = self.module.function(kernel)?;
         let mut words: Vec<[u64; 2]> = args.iter().map(|arg| pack(*arg)).collect();
         let mut pointers = pointers(&mut words);
@@ -393,6 +396,24 @@ fn check_sizes(kernel: &'static str, args: &[Arg]) -> Result<()> {
             Err(Error::Gpu { what: kernel, reason })
         }
     }
+}
+
+/// What CUDA allows every kernel; it would say no more than "invalid value".
+fn check_grid(kernel: &'static str, grid: &Grid) -> Result<()> {
+    const MOST_SHARED: usize = 48 << 10;
+    const MOST_ROWS: usize = 65_535;
+    let reason = match grid {
+        Grid { shared, .. } if *shared > MOST_SHARED => {
+            format!(
+                "it needs {shared} bytes of a block's shared memory, which has {MOST_SHARED}: use narrower or shorter networks"
+            )
+        }
+        Grid { blocks: (_, rows), .. } if *rows > MOST_ROWS => {
+            format!("it needs {rows} rows of blocks, of which there are {MOST_ROWS}: use smaller batches")
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::Gpu { what: kernel, reason })
 }
 
 /// An argument as the driver reads it: its bytes first.

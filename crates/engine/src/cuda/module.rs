@@ -186,8 +186,9 @@ fn compile(source: &str, target: &str) -> Result<Vec<u8>> {
 
 /// Where a compiled program is kept: a file per source and target in the user's cache folder.
 fn kept_at(program: &str, target: &str) -> Option<PathBuf> {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
+    // One that is empty or relative counts as not set.
+    let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")))?;
     let hash = hash([COMMON, program].concat().as_bytes());
     Some(cache.join("iris").join(format!("kernels-{target}-{hash:016x}.cubin")))
 }
