@@ -13,6 +13,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -169,7 +170,7 @@ impl Replay {
         for (segment, path) in self.files_on_disk()? {
             let bytes =
                 if path.extension().is_some_and(|e| e == "frames") { self.frame_bytes } else { RECORD_BYTES };
-            let wanted = (self.table.records.saturating_sub(segment * SEGMENT).min(SEGMENT) * bytes) as u64;
+            let wanted = (self.records_in(segment) * bytes) as u64;
             let found = path.metadata().map_err(fail("read", &path))?.len();
             match wanted {
                 0 => std::fs::remove_file(&path).map_err(fail("remove", &path))?,
@@ -355,7 +356,7 @@ impl Replay {
 
     /// Records that the table counts on in a segment.
     fn records_in(&self, segment: usize) -> usize {
-        self.table.records.min((segment + 1) * SEGMENT) - segment * SEGMENT
+        self.table.records.saturating_sub(segment * SEGMENT).min(SEGMENT)
     }
 
     fn files(&self, record: usize) -> Result<&Files> {
@@ -367,16 +368,25 @@ impl Replay {
 
     /// Reads the frame of a record.
     pub fn frame(&self, record: usize, out: &mut [u8]) -> Result<()> {
-        let read =
-            self.files(record)?.frames.read_exact_at(out, (record % SEGMENT * self.frame_bytes) as u64);
-        read.map_err(fail("read", &self.path(record / SEGMENT, "frames")))
+        self.read(record, "frames", &self.files(record)?.frames, out)
+    }
+
+    /// The bytes of a record in one of its segment's files.
+    fn read(&self, record: usize, kind: &str, file: &File, out: &mut [u8]) -> Result<()> {
+        let (segment, bytes) = (record / SEGMENT, out.len());
+        let path = self.path(segment, kind);
+        match file.read_exact_at(out, (record % SEGMENT * bytes) as u64) {
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                let found = file.metadata().map_err(fail("read", &path))?.len() as usize / bytes;
+                Err(ReplayError::CutOff { path, expected: self.records_in(segment), found })
+            }
+            read => read.map_err(fail("read", &path)),
+        }
     }
 
     fn read_record(&self, record: usize) -> Result<[u8; RECORD_BYTES]> {
         let mut bytes = [0; RECORD_BYTES];
-        let read =
-            self.files(record)?.steps.read_exact_at(&mut bytes, (record % SEGMENT * RECORD_BYTES) as u64);
-        read.map_err(fail("read", &self.path(record / SEGMENT, "steps")))?;
+        self.read(record, "steps", &self.files(record)?.steps, &mut bytes)?;
         Ok(bytes)
     }
 

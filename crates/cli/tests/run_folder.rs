@@ -96,6 +96,12 @@ fn a_damaged_replay_is_named_and_can_be_left_out() {
         "{text}"
     );
     assert!(contents(&run) == before, "a refused run was changed");
+    let dream = iris().args(["dream", "--from", "50"]).arg(&run).output().unwrap();
+    let text = stderr(&dream);
+    assert!(
+        !dream.status.success() && text.contains("holds 1 records, but the checkpoint counts on"),
+        "{text}"
+    );
 }
 
 /// Every file under a folder with its bytes.
