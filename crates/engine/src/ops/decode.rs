@@ -444,7 +444,7 @@ mod tests {
     fn check_between_others(batch: usize) -> Result<()> {
         for (width, hidden) in [(256, 1024), (128, 512)] {
             let portions = vec![1, 1, 3, 1, 1, 1, 9, 1, 1, 1, 30, 1, 1, 4];
-            check(Case { width, hidden, batch, portions, float: batch % 2 == 0 })?;
+            check(Case { width, hidden, batch, portions, float: batch.is_multiple_of(2) })?;
         }
         Ok(())
     }
