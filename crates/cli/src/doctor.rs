@@ -123,13 +123,13 @@ fn gpu() -> bool {
     let mut about = "libraries";
     for library in engine::libraries() {
         let state = match &library.found {
-            Some(place) => format!("found: {place}"),
-            None => format!("MISSING: {}", library.advice),
+            Ok(place) => format!("found: {place}"),
+            Err(wrong) => format!("NOT USABLE: {wrong}"),
         };
         line(about, &format!("{:<14} {:<21} {state}", library.name, library.purpose));
         about = "";
     }
-    if engine::libraries().iter().any(|library| library.found.is_none()) {
+    if engine::libraries().iter().any(|library| library.found.is_err()) {
         line("searched", "the system's search path");
         for folder in engine::library_folders() {
             let note = if folder.is_dir() { "" } else { "  (does not exist)" };
