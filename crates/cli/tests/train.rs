@@ -166,6 +166,10 @@ fn every_run_has_a_folder_of_its_own() {
         let output = child.wait_with_output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
     }
+    // One that never begins leaves none.
+    let mut huge = iris();
+    huge.current_dir(&scratch.0).args(["train", "agent.world_model.width=1048576"]);
+    assert!(!huge.arg("agent.world_model.layers=256").output().unwrap().status.success());
     assert_eq!(std::fs::read_dir(scratch.0.join("runs/arcade/catch")).unwrap().count(), 3);
 }
 

@@ -149,7 +149,7 @@ impl Run {
 
     /// Whether there is a run in a folder.
     pub fn is_in(folder: &Path) -> bool {
-        Folder(folder.into()).checkpoints().is_ok_and(|checkpoints| !checkpoints.is_empty())
+        !Folder(folder.into()).checkpoints().is_empty()
     }
 
     /// The agent of a run's newest checkpoint that can be read. `warn` hears about one that cannot.
@@ -208,7 +208,7 @@ impl Run {
         write_atomically(&path, text.as_bytes())?;
         let _ = std::fs::remove_dir_all(&done);
         std::fs::rename(&partial, &done).map_err(|e| io("write", &done, e))?;
-        let mut checkpoints = self.folder.checkpoints()?;
+        let mut checkpoints = self.folder.checkpoints();
         for old in checkpoints.drain(..checkpoints.len().saturating_sub(KEPT)) {
             std::fs::remove_dir_all(&old).map_err(|e| io("remove", &old, e))?;
         }
@@ -304,15 +304,15 @@ impl Folder {
     }
 
     /// Finished checkpoints, oldest first.
-    fn checkpoints(&self) -> Result<Vec<PathBuf>> {
+    fn checkpoints(&self) -> Vec<PathBuf> {
         let folder = self.0.join("checkpoints");
-        let Ok(entries) = std::fs::read_dir(&folder) else { return Ok(Vec::new()) };
+        let Ok(entries) = std::fs::read_dir(&folder) else { return Vec::new() };
         let mut found: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
         found.retain(|path| {
             path.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.bytes().all(|b| b.is_ascii_digit()))
         });
         found.sort();
-        Ok(found)
+        found
     }
 
     /// What `load` makes of the newest checkpoint that it can read; the first error if there is none.
@@ -322,7 +322,7 @@ impl Folder {
         mut load: impl FnMut(&Path, &mut W) -> Result<T>,
     ) -> Result<T> {
         let mut first = None;
-        let mut checkpoints = self.checkpoints()?;
+        let mut checkpoints = self.checkpoints();
         while let Some(checkpoint) = checkpoints.pop() {
             match load(&checkpoint, warn) {
                 // The checkpoint is good: the one before it would lose more, or fare no better.

@@ -157,19 +157,17 @@ fn check(libraries: &[Library]) -> Result<()> {
 }
 
 fn open(file: &str, folders: &[PathBuf]) -> Option<String> {
-    if keep_open(Path::new(file)) {
+    if for_good(Path::new(file)).is_some() {
         return Some("the system's search path".into());
     }
-    let path =
-        folders.iter().map(|folder| folder.join(file)).find(|path| path.is_file() && keep_open(path))?;
+    let path = folders
+        .iter()
+        .map(|folder| folder.join(file))
+        .find(|path| path.is_file() && for_good(path).is_some())?;
     Some(path.display().to_string())
 }
 
 /// Loads a library for good, visible to those that ask for it by name later.
-fn keep_open(path: &Path) -> bool {
-    for_good(path).is_some()
-}
-
 fn for_good(file: &Path) -> Option<ManuallyDrop<Loaded>> {
     // SAFETY: NVIDIA's libraries may be loaded at any time.
     let library = unsafe { Loaded::open(Some(file), RTLD_NOW | RTLD_GLOBAL) };
