@@ -166,6 +166,15 @@ impl Device {
         self.gpu.as_deref()
     }
 
+    /// Whether steps of one can use buffers of the other: all CPUs are one, every GPU is its own.
+    pub(crate) fn shares_memory_with(&self, other: &Device) -> bool {
+        match (&self.gpu, &other.gpu) {
+            (None, None) => true,
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+
     /// How activations are stored.
     pub(crate) fn float(&self) -> DType {
         match self.gpu().map(Gpu::precision) {

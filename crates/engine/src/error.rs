@@ -30,6 +30,9 @@ pub enum Error {
     #[error("`{name}` is in use by another step; finish that one first")]
     InUse { name: String },
 
+    #[error("`{name}` lies on another device than the step that uses it")]
+    OtherDevice { name: String },
+
     #[error("`{name}` holds {expected} values, but {got} were given")]
     WrongLength { name: String, expected: usize, got: usize },
 

@@ -38,7 +38,7 @@ impl Block {
     pub fn zeroed(bytes: usize, gpu: Option<&Gpu>) -> Block {
         if let Some(gpu) = gpu {
             let block = Block::unspecified(bytes, gpu);
-            gpu.fill_bytes(block.at(), 0, bytes.max(1));
+            gpu.zero(block.at(), bytes.max(1));
             return block;
         }
         let lines = bytemuck::try_zeroed_vec(bytes.div_ceil(64))

@@ -61,6 +61,10 @@ impl Gpu {
         match *self {}
     }
 
+    pub fn zero(&self, _at: u64, _bytes: usize) {
+        match *self {}
+    }
+
     pub fn fill_bytes(&self, _at: u64, _byte: u8, _count: usize) {
         match *self {}
     }

@@ -21,6 +21,8 @@ pub(super) struct Core {
     /// Bytes in use, and the most there were.
     pub used: AtomicUsize,
     pub peak: AtomicUsize,
+    /// Whether work is being written down instead of done.
+    pub recording: AtomicBool,
     /// The first thing that went wrong where nothing could be returned; every later call reports it.
     pub failure: Mutex<Option<Error>>,
     /// Where kernels report what they find wrong.
@@ -110,6 +112,18 @@ impl Core {
         failure.map_or(Ok(()), Err)
     }
 
+    /// What a step must not do is refused: it would become part of the recording.
+    pub fn check_not_recording(&self, what: &'static str) -> Result<()> {
+        match self.recording.load(Ordering::Relaxed) {
+            false => Ok(()),
+            true => {
+                let reason =
+                    "a step is being recorded; buffers are made and written before it and read after it";
+                Err(Error::Gpu { what, reason: reason.into() })
+            }
+        }
+    }
+
     /// Starts to copy bytes to the GPU. They may be reused at once.
     pub fn upload(&self, to: u64, bytes: &[u8]) -> Result<()> {
         lock(&self.staging)?.upload(to, bytes, self.stream())
@@ -131,8 +145,8 @@ impl Core {
         if code == 0 {
             return Ok(());
         }
-        // SAFETY: as above.
-        unsafe { result::memset_d8_sync(self.fault, 0, FAULT_WORDS * 4) }
+        // SAFETY: as above. On the stream, so that no later kernel reports before it.
+        unsafe { result::memset_d8_async(self.fault, 0, FAULT_WORDS * 4, self.stream()) }
             .map_err(driver("waiting for the GPU"))?;
         let op = self.ops.lock().ok().and_then(|ops| ops.get(op as usize).copied()).unwrap_or("a kernel");
         Err(match code {
@@ -151,7 +165,9 @@ impl Drop for Core {
     fn drop(&mut self) {
         // SAFETY: created in `Gpu::start`, used by nobody any more: everything that uses them holds the core.
         unsafe {
+            let _ = result::ctx::set_current(self.context);
             let _ = result::stream::synchronize(self.stream);
+            let _ = result::free_sync(self.fault);
             if let Ok(staging) = self.staging.get_mut() {
                 staging.free();
             }
@@ -198,6 +214,7 @@ impl DeviceMemory {
     /// Replaces the bytes from `start` on, after everything asked for before.
     pub fn write(&self, start: usize, bytes: &[u8]) -> Result<()> {
         self.core.check()?;
+        self.core.check_not_recording("writing a buffer")?;
         self.core.enter()?;
         // Inside the allocation: callers check ranges.
         self.core.upload(self.at + start as u64, bytes)
@@ -206,6 +223,7 @@ impl DeviceMemory {
     /// Waits for the GPU and copies bytes from `start` on.
     pub fn read(&self, start: usize, bytes: &mut [u8]) -> Result<()> {
         self.core.check()?;
+        self.core.check_not_recording("reading a buffer")?;
         self.core.enter()?;
         // SAFETY: inside the allocation; waited for before the slice is used.
         unsafe { result::memcpy_dtoh_async(bytes, self.at + start as u64, self.core.stream()) }

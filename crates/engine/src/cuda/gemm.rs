@@ -22,8 +22,9 @@ unsafe impl Send for Products {}
 struct Kind {
     sizes: (usize, usize, usize, usize),
     matrices: [(DType, bool, usize, usize, u32); 3],
-    start: bool,
-    bias: bool,
+    /// Alignments, where they are there.
+    start: Option<u32>,
+    bias: Option<u32>,
     relu: bool,
 }
 
@@ -51,8 +52,8 @@ impl Products {
         let kind = Kind {
             sizes: (p.m, p.n, p.k, p.batch),
             matrices: [describe(&p.a), describe(&p.b), describe(&p.out)],
-            start: p.start.is_some(),
-            bias: p.bias.is_some(),
+            start: p.start.map(alignment),
+            bias: p.bias.map(alignment),
             relu: p.relu,
         };
         // cuBLAS thinks in columns: our rows are its columns, so it computes out^T = b^T a^T.

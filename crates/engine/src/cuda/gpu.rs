@@ -32,8 +32,6 @@ pub(crate) struct Gpu {
     precision: Precision,
     pub(super) trace: Mutex<Option<Trace>>,
     pub(super) tracing: AtomicBool,
-    /// Whether work is being written down instead of done.
-    pub(super) recording: AtomicBool,
     /// Whether a kernel can start before the one before it has ended.
     overlaps: bool,
     /// Bytes of shared memory that a block can have.
@@ -84,10 +82,10 @@ impl Gpu {
         unsafe { result::ctx::set_current(context) }.map_err(driver("starting the GPU"))?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
             .map_err(driver("starting the GPU"))?;
-        // SAFETY: freed with the context.
+        // SAFETY: freed with the core.
         let fault = unsafe {
             let fault = result::malloc_sync(FAULT_WORDS * 4).map_err(driver("taking memory"))?;
-            result::memset_d8_sync(fault, 0, FAULT_WORDS * 4).map_err(driver("taking memory"))?;
+            result::memset_d8_async(fault, 0, FAULT_WORDS * 4, stream).map_err(driver("taking memory"))?;
             fault
         };
         let core = Arc::new(Core {
@@ -97,6 +95,7 @@ impl Gpu {
             chained: AtomicBool::new(false),
             used: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
+            recording: AtomicBool::new(false),
             failure: Mutex::new(None),
             fault,
             ops: Mutex::new(Vec::new()),
@@ -118,7 +117,6 @@ impl Gpu {
             precision,
             trace: Mutex::new(None),
             tracing: AtomicBool::new(false),
-            recording: AtomicBool::new(false),
             overlaps: capability >= (9, 0),
             shared: shared as usize,
             core: core.clone(),
@@ -145,7 +143,7 @@ impl Gpu {
         self.turn.lock().unwrap_or_else(|poisoned| {
             // A step panicked with the memory in its hands.
             self.turn.clear_poison();
-            if self.recording.load(Ordering::Relaxed) {
+            if self.core.recording.load(Ordering::Relaxed) {
                 let _ = self.end_recording();
             }
             let mut turn = poisoned.into_inner();
@@ -178,6 +176,14 @@ impl Gpu {
     /// Memory with unspecified contents. If there is none left, the next call that can fail says so.
     pub fn allocate(&self, bytes: usize) -> DeviceMemory {
         DeviceMemory::new(&self.core, bytes)
+    }
+
+    /// Zeroes a new buffer.
+    pub fn zero(&self, at: u64, bytes: usize) {
+        match self.core.check_not_recording("making a buffer") {
+            Ok(()) => self.fill_bytes(at, 0, bytes),
+            Err(error) => self.core.fail(error),
+        }
     }
 
     pub fn fill_bytes(&self, at: u64, byte: u8, count: usize) {
@@ -360,12 +366,12 @@ impl Gpu {
         // SAFETY: the stream is alive and nobody else records on it.
         unsafe { result::stream::begin_capture(self.core.stream(), mode) }
             .map_err(driver("recording a step"))?;
-        self.recording.store(true, Ordering::Relaxed);
+        self.core.recording.store(true, Ordering::Relaxed);
         Ok(())
     }
 
     pub fn end_recording(&self) -> Result<Graph> {
-        self.recording.store(false, Ordering::Relaxed);
+        self.core.recording.store(false, Ordering::Relaxed);
         // SAFETY: begun by `begin_recording`.
         let graph =
             unsafe { result::stream::end_capture(self.core.stream()) }.map_err(driver("recording a step"))?;
@@ -379,6 +385,13 @@ impl Gpu {
             Graph { exec: exec.map_err(driver("preparing a recorded step"))?, core: self.core.clone() };
         self.core.check()?;
         Ok(graph)
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // What is freed next may still be in use, and belongs to this context.
+        let _ = self.core.wait();
     }
 }
 
@@ -451,6 +464,7 @@ impl Drop for Graph {
     fn drop(&mut self) {
         // SAFETY: created in `end_recording`.
         unsafe {
+            let _ = result::ctx::set_current(self.core.context);
             let _ = result::stream::synchronize(self.core.stream());
             let _ = result::graph::exec_destroy(self.exec);
         }

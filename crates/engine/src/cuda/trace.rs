@@ -58,7 +58,7 @@ impl Gpu {
         let Ok(mut trace) = self.trace.lock() else { return work() };
         let Some(trace) = trace.as_mut() else { return work() };
         // Inside a recording the event is part of it.
-        let flags = match self.recording.load(Ordering::Relaxed) {
+        let flags = match self.core.recording.load(Ordering::Relaxed) {
             true => sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32,
             false => sys::CUevent_record_flags::CU_EVENT_RECORD_DEFAULT as u32,
         };

@@ -166,6 +166,9 @@ impl Tape {
         if let Some(index) = self.bound.iter().position(|b| Arc::ptr_eq(&b.slot, &buffer.slot)) {
             return Ok(index);
         }
+        if !self.device.shares_memory_with(buffer.device()) {
+            return Err(Error::OtherDevice { name: buffer.slot.name.clone() });
+        }
         let block = buffer.slot.take()?;
         self.bound.push(Bound { slot: buffer.slot.clone(), block });
         Ok(self.bound.len() - 1)

@@ -147,6 +147,8 @@ struct Run {
     stepper: Stepper,
     /// Whether this run's allocations are counted.
     watched: bool,
+    /// Whether its steps may be replayed.
+    recorded: bool,
 }
 
 impl Run {
@@ -163,6 +165,7 @@ impl Run {
             loss: device.buffer::<f32>("loss", [1]),
             stepper: Stepper::new(&device, Key::new(5, 1)),
             watched: false,
+            recorded: false,
             device,
             frames,
             labels,
@@ -170,8 +173,8 @@ impl Run {
     }
 
     fn step(&mut self) -> Result<()> {
-        let Run { net, frames, labels, loss, stepper, watched, .. } = self;
-        stepper.run(|tape| {
+        let Run { net, frames, labels, loss, stepper, watched, recorded, .. } = self;
+        let step = |tape: &mut Tape| -> Result<()> {
             WATCHED.set(*watched);
             let (frames, labels) = (tape.buffer(frames)?, tape.buffer(labels)?);
             let value = net.loss(tape, frames, labels)?;
@@ -180,7 +183,11 @@ impl Run {
             tape.store(loss, 0, value)?;
             WATCHED.set(false);
             Ok(())
-        })?;
+        };
+        match recorded {
+            true => stepper.run_recorded(("step", 0), step)?,
+            false => stepper.run(step)?,
+        }
         // A GPU finds out later.
         self.device.synchronise()
     }
@@ -207,6 +214,67 @@ fn the_same_seed_gives_the_same_bits_with_any_number_of_threads() -> Result<()> 
         results.push(run.bits()?);
     }
     assert!(results.iter().all(|r| r == &results[0]));
+    Ok(())
+}
+
+/// Whatever lies in the buffers, and whatever becomes of the memory in between.
+#[test]
+fn a_recorded_step_computes_the_same() -> Result<()> {
+    let (mut plain, mut recorded) = (Run::new(1)?, Run::new(1)?);
+    recorded.recorded = true;
+    for step in 0..8 {
+        for run in [&mut plain, &mut recorded] {
+            run.labels.write(&[0, 1, 2, 3, 4, step - 1].map(|label| (label + step) % 5))?;
+            run.step()?;
+        }
+        assert_eq!(plain.bits()?, recorded.bits()?, "step {step}");
+        match step {
+            3 => recorded.device.free_step_memory(),
+            5 => recorded.stepper.forget("step"),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// They would become part of the recording. Where nothing is recorded they are allowed.
+#[test]
+fn a_recorded_step_leaves_other_buffers_alone() -> Result<()> {
+    let device = Device::under_test(1)?;
+    let (bound, other) = (device.buffer::<i32>("bound", [4]), device.buffer::<i32>("other", [4]));
+    let mut stepper = Stepper::new(&device, Key::new(0, 0));
+    let mut run = |other: &(dyn Fn() -> Result<()> + Sync)| {
+        stepper.run_recorded(("step", 0), |tape| {
+            tape.buffer(&bound)?;
+            other()
+        })
+    };
+    run(&|| Ok(()))?;
+    let uses: [fn(&crate::Buffer) -> Result<()>; 2] =
+        [|other| other.write(&[1i32; 4]), |other| other.read::<i32>().map(|_| ())];
+    for use_other in uses {
+        let result = run(&|| use_other(&other));
+        match device.is_gpu() {
+            true => assert!(result.unwrap_err().to_string().contains("a step is being recorded")),
+            false => result?,
+        }
+        // The failed one is forgotten: this one runs, the next is recorded.
+        run(&|| Ok(()))?;
+    }
+    other.write(&[2i32; 4])?;
+    assert_eq!(other.read::<i32>()?, [2; 4]);
+    Ok(())
+}
+
+#[test]
+fn buffers_of_another_device_are_refused() -> Result<()> {
+    let (device, cpu) = (Device::under_test(1)?, Device::cpu(Some(1))?);
+    let foreign = cpu.buffer::<f32>("foreign", [3]);
+    let result = Stepper::new(&device, Key::new(0, 0)).run(|tape| tape.buffer(&foreign).map(|_| ()));
+    match device.is_gpu() {
+        true => assert_eq!(result, Err(Error::OtherDevice { name: "foreign".into() })),
+        false => result?,
+    }
     Ok(())
 }
 

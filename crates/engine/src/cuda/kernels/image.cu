@@ -5,10 +5,10 @@ extern "C" __global__ void max_pool(View out, u8* taken, View x, u32 half_width,
     if (channels % 4 == 0) {
         EACH(j, n / 4) {
             u32 i = 4 * j, c = i % channels, ox = i / channels % half_width, row = i / channels / half_width;
-            u32 line = 2 * half_width * channels, corner = row * 2 * line + 2 * ox * channels + c;
+            size_t line = 2 * half_width * channels, corner = row * 2 * line + 2 * ox * channels + c;
             float4 best = get4(x, corner);
             uchar4 index = make_uchar4(0, 0, 0, 0);
-            u32 at[3] = {corner + channels, corner + line, corner + line + channels};
+            size_t at[3] = {corner + channels, corner + line, corner + line + channels};
 #pragma unroll
             for (int k = 0; k < 3; k++) {
                 float4 v = get4(x, at[k]);
@@ -482,7 +482,7 @@ extern "C" __global__ void crop(View out, View x, u32 height, u32 width, u32 cha
 extern "C" __global__ void widen_pixels(u16* out, View x, u32 channels, u32 pixels) {
     EACH(i, pixels) {
         u32 words[4] = {0, 0, 0, 0};
-        for (u32 c = 0; c < channels; c++) words[c / 2] |= (u32)narrow(get(x, i * channels + c)) << (16 * (c % 2));
-        *(uint4*)(out + 8 * i) = make_uint4(words[0], words[1], words[2], words[3]);
+        for (u32 c = 0; c < channels; c++) words[c / 2] |= (u32)narrow(get(x, (size_t)i * channels + c)) << (16 * (c % 2));
+        *(uint4*)(out + 8 * (size_t)i) = make_uint4(words[0], words[1], words[2], words[3]);
     }
 }

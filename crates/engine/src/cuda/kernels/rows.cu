@@ -288,7 +288,7 @@ extern "C" __global__ void cache_append(View keys, View values, View k, View v, 
 
 // A block per new token, head and sequence.
 extern "C" __global__ void cache_attention(View out, View q, View keys, View values, u32 tokens, u32 heads, u32 d, u32 capacity, u32 past, float scale) {
-    extern __shared__ float weights[]; // [capacity]
+    extern __shared__ float weights[]; // [past + tokens]
     u32 index = blockIdx.x, head = index % heads, token = index / heads % tokens, image = index / heads / tokens;
     u32 seen = past + token + 1, lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
     size_t query = ((size_t)image * tokens + token) * heads * d + head * d, base = ((size_t)image * heads + head) * capacity * d;
@@ -336,7 +336,7 @@ extern "C" __global__ void row_normalisers(View logits, float* normaliser, u32 r
 extern "C" __global__ void cross_entropy(View logits, const int* labels, const float* normaliser, double* parts, u32 rows, u32 classes) {
     double sum = 0.0, count = 0.0;
     EACH(row, rows) if (labels[row] >= 0 && labels[row] < (int)classes) {
-        sum += normaliser[row] - get(logits, row * classes + labels[row]);
+        sum += normaliser[row] - get(logits, (size_t)row * classes + labels[row]);
         count += 1.0;
     }
     sum = block_sum(sum);
@@ -361,7 +361,7 @@ extern "C" __global__ void cross_entropy_gradient(View d, View logits, const int
 extern "C" __global__ void log_prob(float* out, View logits, const int* choices, const float* normaliser, u32 actions, u32 rows) {
     EACH(row, rows) {
         int choice = choices[row];
-        out[row] = choice >= 0 && choice < (int)actions ? get(logits, row * actions + choice) - normaliser[row] : 0.0f;
+        out[row] = choice >= 0 && choice < (int)actions ? get(logits, (size_t)row * actions + choice) - normaliser[row] : 0.0f;
     }
 }
 
@@ -377,7 +377,7 @@ extern "C" __global__ void entropy(float* out, View logits, const float* normali
     EACH(row, rows) {
         float sum = 0.0f;
         for (u32 a = 0; a < actions; a++) {
-            float l = get(logits, row * actions + a) - normaliser[row], p = expf(l);
+            float l = get(logits, (size_t)row * actions + a) - normaliser[row], p = expf(l);
             sum -= p > 0.0f || p != p ? p * l : 0.0f;
         }
         out[row] = sum;
