@@ -14,7 +14,7 @@ pub struct Library {
     pub name: &'static str,
     /// What it is for.
     pub purpose: &'static str,
-    /// "the system's search path" or a file; or what is wrong, and how to get it.
+    /// A file; or what is wrong, and how to get it.
     pub found: std::result::Result<String, String>,
 }
 
@@ -158,13 +158,21 @@ fn check(libraries: &[Library]) -> Result<()> {
 
 fn open(file: &str, folders: &[PathBuf]) -> Option<String> {
     if for_good(Path::new(file)).is_some() {
-        return Some("the system's search path".into());
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        return Some(mapped(&maps, file).unwrap_or("the system's search path").into());
     }
     let path = folders
         .iter()
         .map(|folder| folder.join(file))
         .find(|path| path.is_file() && for_good(path).is_some())?;
     Some(path.display().to_string())
+}
+
+/// The file that a library was loaded from, whatever follows its name, as Linux lists a process's memory.
+fn mapped<'a>(maps: &'a str, file: &str) -> Option<&'a str> {
+    let stem = file.split_inclusive(".so").next().unwrap_or(file);
+    let files = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
+    files.into_iter().find(|path| path.rsplit('/').next().is_some_and(|name| name.starts_with(stem)))
 }
 
 /// Loads a library for good, visible to those that ask for it by name later.
@@ -216,6 +224,18 @@ mod tests {
     fn drivers_before_cuda_13_get_libraries_of_cuda_12() {
         let runs = |driver| WANTED[1].files.iter().map(|file| runs_on(file, driver)).collect::<Vec<_>>();
         assert_eq!([Some(12_080), Some(13_000), None].map(runs), [[false, true], [true, true], [true, true]]);
+    }
+
+    #[test]
+    fn the_file_behind_a_name_is_found() {
+        let maps = "7f01-7f02 r-xp 00000000 08:01 42                 /opt/cuda/lib64/libnvrtc-builtins.so.13.0.88\n\
+                    7f03-7f04 r--p 00000000 08:01 43                 /opt/my cuda/lib64/libnvrtc.so.13.0.88\n\
+                    7f05-7f06 rw-p 00000000 00:00 0 \n";
+        assert_eq!(mapped(maps, "libnvrtc.so.13"), Some("/opt/my cuda/lib64/libnvrtc.so.13.0.88"));
+        assert_eq!(mapped(maps, "libcudnn.so.9"), None);
+        assert!(for_good(Path::new("libc.so.6")).is_some());
+        let own = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        assert!(mapped(&own, "libc.so.6").is_some_and(|path| path.ends_with("libc.so.6")));
     }
 
     /// The C library stands in for one that does not say its version, and for one that is not there.
