@@ -115,7 +115,9 @@ impl Tape {
                 gpu.launch("cache_append", Grid::elements(q.len()), &args)?;
                 let tensors = [Arg::View(out.at(), dtype), self.view(q), keys, values];
                 let args = [&tensors[..], &sizes, &[Arg::F32(1.0 / (d as f32).sqrt())]].concat();
-                let grid = Grid { blocks: (batch * tokens * heads, 1), threads: 128, shared: 4 * end };
+                // Whole vectors: the compiler reads weights four at a time.
+                let shared = 4 * end.next_multiple_of(4);
+                let grid = Grid { blocks: (batch * tokens * heads, 1), threads: 128, shared };
                 gpu.launch("cache_attention", grid, &args)?;
             }
             return Ok(self.push(out, q.shape(), dtype, false));
