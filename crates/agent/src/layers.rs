@@ -152,11 +152,6 @@ impl Linear {
         let (weight, bias) = (tape.param(params, self.weight)?, tape.param(params, self.bias)?);
         tape.linear(x, weight, Some(bias), activation)
     }
-
-    pub fn plus(&self, tape: &mut Tape, params: &Params, x: Tensor, residual: Tensor) -> Result<Tensor> {
-        let (weight, bias) = (tape.param(params, self.weight)?, tape.param(params, self.bias)?);
-        tape.linear_residual(x, weight, Some(bias), residual)
-    }
 }
 
 /// A 3x3 convolution.
@@ -167,6 +162,11 @@ pub(crate) struct Conv {
 }
 
 impl Conv {
+    /// Weight and bias.
+    pub fn tensors(&self, tape: &mut Tape, params: &Params) -> Result<[Tensor; 2]> {
+        Ok([tape.param(params, self.weight)?, tape.param(params, self.bias)?])
+    }
+
     pub fn forward(&self, tape: &mut Tape, params: &Params, x: Tensor, stride: Stride) -> Result<Tensor> {
         let (weight, bias) = (tape.param(params, self.weight)?, tape.param(params, self.bias)?);
         tape.conv3x3(x, weight, bias, stride)
@@ -175,11 +175,6 @@ impl Conv {
     pub fn relu(&self, tape: &mut Tape, params: &Params, x: Tensor) -> Result<Tensor> {
         let (weight, bias) = (tape.param(params, self.weight)?, tape.param(params, self.bias)?);
         tape.conv3x3_relu(x, weight, bias)
-    }
-
-    pub fn plus(&self, tape: &mut Tape, params: &Params, x: Tensor, residual: Tensor) -> Result<Tensor> {
-        let (weight, bias) = (tape.param(params, self.weight)?, tape.param(params, self.bias)?);
-        tape.conv3x3_residual(x, weight, bias, residual)
     }
 }
 
@@ -190,6 +185,7 @@ pub(crate) struct Norm {
 }
 
 pub(crate) const LAYER_NORM_EPSILON: f32 = 1e-5;
+pub(crate) const GROUP_NORM_EPSILON: f32 = 1e-6;
 
 impl Norm {
     /// Gain and shift.
@@ -207,7 +203,7 @@ impl Norm {
         swish: bool,
     ) -> Result<Tensor> {
         let (gain, shift) = (tape.param(params, self.gain)?, tape.param(params, self.shift)?);
-        tape.group_norm(x, gain, shift, groups, 1e-6, swish)
+        tape.group_norm(x, gain, shift, groups, GROUP_NORM_EPSILON, swish)
     }
 
     /// LayerNorm with eps 1e-5.

@@ -1,8 +1,11 @@
 //! The discrete autoencoder: a frame becomes K tokens, K tokens become a frame (paper, section 2.1 and appendix A.1).
 
-use engine::{Device, Error, Init, Param, Params, Quantised, Result, Stride, Tape, Tensor};
+use engine::{
+    Device, Error, ImageAttention, ImageResidual, Init, Param, Params, Quantised, Result, Stride, Tape,
+    Tensor,
+};
 
-use crate::layers::{Builder, Conv, Linear, LinearInit, Network, Norm};
+use crate::layers::{Builder, Conv, GROUP_NORM_EPSILON, Linear, LinearInit, Network, Norm};
 use crate::{Perceptual, TokenizerConfig};
 
 pub struct Tokenizer {
@@ -205,10 +208,13 @@ impl ResidualBlock {
     }
 
     fn forward(&self, tape: &mut Tape, params: &Params, groups: usize, x: Tensor) -> Result<Tensor> {
-        let h = self.norm1.group(tape, params, x, groups, true)?;
-        let h = self.conv1.forward(tape, params, h, Stride::One)?;
-        let h = self.norm2.group(tape, params, h, groups, true)?;
-        self.conv2.plus(tape, params, h, x)
+        let block = ImageResidual {
+            norms: [self.norm1.tensors(tape, params)?, self.norm2.tensors(tape, params)?],
+            convolutions: [self.conv1.tensors(tape, params)?, self.conv2.tensors(tape, params)?],
+            groups,
+            epsilon: GROUP_NORM_EPSILON,
+        };
+        tape.image_residual(x, &block)
     }
 }
 
@@ -235,22 +241,16 @@ impl AttentionBlock {
     }
 
     fn forward(&self, tape: &mut Tape, params: &Params, groups: usize, x: Tensor) -> Result<Tensor> {
-        let &[batch, height, width, channels] = x.dims() else {
-            return Err(Error::BadShape {
-                op: "attention block",
-                shape: x.shape(),
-                rule: "x is [B, H, W, C]",
-            });
+        let block = ImageAttention {
+            norm: self.norm.tensors(tape, params)?,
+            query: self.q.tensors(tape, params)?,
+            key: self.k.tensors(tape, params)?,
+            value: self.v.tensors(tape, params)?,
+            out: self.out.tensors(tape, params)?,
+            groups,
+            epsilon: GROUP_NORM_EPSILON,
         };
-        let h = self.norm.group(tape, params, x, groups, false)?;
-        // [B, H, W, C] -> [B, HW, C]
-        let h = tape.reshape(h, [batch, height * width, channels])?;
-        let q = self.q.forward(tape, params, h)?;
-        let k = self.k.forward(tape, params, h)?;
-        let v = self.v.forward(tape, params, h)?;
-        let h = tape.spatial_attention(q, k, v)?;
-        let h = tape.reshape(h, [batch, height, width, channels])?;
-        self.out.plus(tape, params, h, x)
+        tape.image_attention(x, &block)
     }
 }
 

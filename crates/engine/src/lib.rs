@@ -65,7 +65,9 @@ pub use cuda::{GpuReport, Library, gpu_report, libraries, library_folders};
 pub use device::{Buffer, DType, Device, Element, Precision};
 pub use error::{Error, Result};
 pub use memory::OutOfMemory;
-pub use ops::{Activation, DecodeBlock, DecodeHead, KvCache, Lstm, Quantised, Stride};
+pub use ops::{
+    Activation, DecodeBlock, DecodeHead, ImageAttention, ImageResidual, KvCache, Lstm, Quantised, Stride,
+};
 pub use optim::Adam;
 pub use params::{Init, Param, ParamSpec, Params, ParamsBuilder};
 pub use rng::{Key, Rng};

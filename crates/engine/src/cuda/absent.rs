@@ -41,6 +41,10 @@ impl Gpu {
         match *self {}
     }
 
+    pub fn shared_memory(&self) -> usize {
+        match *self {}
+    }
+
     pub fn memory(&self) -> (usize, usize) {
         match *self {}
     }

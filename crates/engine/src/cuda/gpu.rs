@@ -159,6 +159,11 @@ impl Gpu {
         turn.losses += 1;
     }
 
+    /// Bytes of shared memory that a block of [`launch_chained`](Gpu::launch_chained) can have, its kernel's own included.
+    pub fn shared_memory(&self) -> usize {
+        self.shared
+    }
+
     /// (bytes in use, the most there were)
     pub fn memory(&self) -> (usize, usize) {
         (self.core.used.load(Ordering::Relaxed), self.core.peak.load(Ordering::Relaxed))

@@ -14,13 +14,14 @@ use crate::{Error, Result};
 /// What stands in front of each program.
 const COMMON: &str = include_str!("kernels/common.cu");
 
-const PROGRAMS: [&str; 6] = [
+const PROGRAMS: [&str; 7] = [
     include_str!("kernels/elementwise.cu"),
     include_str!("kernels/image.cu"),
     include_str!("kernels/rows.cu"),
     include_str!("kernels/reduce.cu"),
     include_str!("kernels/flash.cu"),
     include_str!("kernels/decode.cu"),
+    include_str!("kernels/blocks.cu"),
 ];
 
 /// A program's machine code.

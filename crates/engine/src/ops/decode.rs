@@ -101,7 +101,7 @@ impl Tape {
     }
 
     /// Whether fused kernels may take these: on a GPU in bf16, without gradient, with nothing wrong.
-    fn fuses(&self, tensors: &[Tensor]) -> bool {
+    pub(super) fn fuses(&self, tensors: &[Tensor]) -> bool {
         self.gpu().is_some()
             && self.float() == DType::BF16
             && self.check_f32(OP, tensors).is_ok()

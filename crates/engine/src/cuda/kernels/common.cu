@@ -189,3 +189,78 @@ __device__ __forceinline__ float gelu(float x) { return 0.5f * x * (1.0f + erff(
 __device__ __forceinline__ float gelu_slope(float x) {
     return 0.5f * (1.0f + erff(x * 0.70710678f)) + x * 0.39894228f * __expf(-0.5f * x * x);
 }
+__device__ __forceinline__ float swished(float u, int swish) { return swish ? u * sigmoid(u) : u; }
+
+// ---- loads past the L1 cache, tensor cores ----
+
+// Loads of what other kernels may have just written, or what is read once: past the L1 cache.
+__device__ __forceinline__ uint4 load_words(const void* p) {
+    uint4 w;
+    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(p) : "memory");
+    return w;
+}
+
+__device__ __forceinline__ u32 load_word(const void* p) {
+    u32 w;
+    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(w) : "l"(p) : "memory");
+    return w;
+}
+
+// Starts to copy 16 bytes into shared memory.
+__device__ __forceinline__ void fetch(u32 to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void fetch(void* to, const void* from) { fetch((u32)__cvta_generic_to_shared(to), from); }
+
+// Until this thread's copies are there.
+__device__ __forceinline__ void await_fetches() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+__device__ __forceinline__ float low_half(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_half(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+// sums [16, 8] += a [16, 16] b [16, 8]
+__device__ __forceinline__ void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Four 8x8 matrices whose rows' addresses the lanes give, as `multiply` takes its first operand.
+__device__ __forceinline__ uint4 load_tiles(u32 at) {
+    uint4 a;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(a.x), "=r"(a.y), "=r"(a.z), "=r"(a.w) : "r"(at) : "memory");
+    return a;
+}
+
+__device__ __forceinline__ uint4 load_tiles_transposed(u32 at) {
+    uint4 a;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(a.x), "=r"(a.y), "=r"(a.z), "=r"(a.w) : "r"(at) : "memory");
+    return a;
+}
+
+// ---- group-norm ----
+
+// Mean and 1 / deviation of a group from its channels' sums of x - origin and its square, in shared memory: totals [5][C] holds sum, squares, mean,
+// inverse and origin.
+__device__ void group_statistics(float* totals, u32 pixels, u32 channels, u32 groups, float epsilon) {
+    u32 per = channels / groups;
+    const float *sums = totals, *squares = totals + channels, *origin = totals + 4 * channels;
+    double share = 1.0 / ((double)pixels * per);
+    for (u32 group = threadIdx.x; group < groups; group += blockDim.x) {
+        double total = 0.0, deviation = 0.0;
+        for (u32 c = group * per; c < (group + 1) * per; c++) total += (double)sums[c] + pixels * (double)origin[c];
+        double mean = total * share;
+        for (u32 c = group * per; c < (group + 1) * per; c++) {
+            double d = (double)origin[c] - mean;
+            deviation += squares[c] + 2.0 * d * sums[c] + pixels * d * d;
+        }
+        float variance = (float)(deviation * share);
+        float inverse = 1.0f / sqrtf((variance < 0.0f ? 0.0f : variance) + epsilon);
+        for (u32 c = group * per; c < (group + 1) * per; c++) {
+            totals[2 * channels + c] = (float)mean;
+            totals[3 * channels + c] = inverse;
+        }
+    }
+    __syncthreads();
+}

@@ -18,41 +18,15 @@ constexpr u32 SEQUENCES = 8, MOST_WARPS = 16, CONTRACT_WARPS = 12;
 // Has an address worked out by now, rather than when it is needed.
 __device__ __forceinline__ void settle(const void* p) { asm volatile("" ::"l"(p)); }
 
-// Loads of what other kernels may have just written, or what is read once: past the L1 cache.
-__device__ __forceinline__ uint4 load_words(const void* p) {
-    uint4 w;
-    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(p) : "memory");
-    return w;
-}
-
 __device__ __forceinline__ uint2 load_two_words(const void* p) {
     uint2 w;
     asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(w.x), "=r"(w.y) : "l"(p) : "memory");
     return w;
 }
 
-__device__ __forceinline__ u32 load_word(const void* p) {
-    u32 w;
-    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(w) : "l"(p) : "memory");
-    return w;
-}
-
 __device__ __forceinline__ void store_pair(float* p, float low, float high) {
     asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(low), "f"(high) : "memory");
 }
-
-// Starts to copy 16 bytes into shared memory.
-__device__ __forceinline__ void fetch(u32 to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-__device__ __forceinline__ void fetch(void* to, const void* from) { fetch((u32)__cvta_generic_to_shared(to), from); }
-
-// Until this thread's copies are there.
-__device__ __forceinline__ void await_fetches() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-__device__ __forceinline__ float low_half(u32 pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high_half(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 
 __device__ __forceinline__ const u8* address(View x, size_t i) { return (const u8*)x.p + (x.bf16 ? 2 * i : 4 * i); }
 
@@ -76,13 +50,6 @@ __device__ __forceinline__ float2 load_pair(const u8* p, bool bf16) {
     }
     uint2 w = load_two_words(p);
     return make_float2(__uint_as_float(w.x), __uint_as_float(w.y));
-}
-
-// sums [16, 8] += a [16, 16] b [16, 8]
-__device__ __forceinline__ void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 // A lane's eight columns of two of a weight's rows, eight apart.
@@ -385,19 +352,6 @@ __device__ __forceinline__ void fetch_positions(u32 keys_at, u32 values_at, cons
         fetch(keys_at + place(row, part), keys + at);
         fetch(values_at + place(row, part), values + at);
     }
-}
-
-// Four 8x8 matrices whose rows' addresses the lanes give, as `multiply` takes its first operand.
-__device__ __forceinline__ uint4 load_tiles(u32 at) {
-    uint4 a;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(a.x), "=r"(a.y), "=r"(a.z), "=r"(a.w) : "r"(at) : "memory");
-    return a;
-}
-
-__device__ __forceinline__ uint4 load_tiles_transposed(u32 at) {
-    uint4 a;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(a.x), "=r"(a.y), "=r"(a.z), "=r"(a.w) : "r"(at) : "memory");
-    return a;
 }
 
 // out, q [batch * heads, 64]; keys, values [batch * heads, capacity, 64], of which past + 1 positions are there. The key of a position is a row and
