@@ -171,7 +171,8 @@ fn compile(source: &str, target: &str) -> Result<Vec<u8>> {
         let compiled = nvrtc::result::compile_program(program, &options);
         if compiled.is_err() {
             let log = nvrtc::result::get_program_log(program).unwrap_or_default();
-            let log: String = log.iter().map(|c| *c as u8 as char).take(2000).collect();
+            let text = log.iter().map(|c| *c as u8).take_while(|c| *c != 0);
+            let log: String = text.map(char::from).take(2000).collect();
             let _ = nvrtc::result::destroy_program(program);
             return Err(failed(log));
         }

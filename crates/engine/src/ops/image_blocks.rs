@@ -1,7 +1,7 @@
 //! Blocks of image networks: on a GPU one kernel each where images are small and no gradient is asked for.
 
 use super::linear::Activation;
-use crate::cuda::{Arg, Gpu, Grid};
+use crate::cuda::{Arg, Grid};
 use crate::{DType, Error, Result, Stride, Tape, Tensor};
 
 /// The parameters of a residual block, as tensors of the current step.
@@ -36,10 +36,8 @@ const CHANNELS: usize = 64;
 const PIXELS: usize = 256;
 /// Bytes of a pixel in shared memory.
 const PIXEL: usize = 2 * CHANNELS;
-/// Threads of a block.
-const THREADS: usize = 256;
-/// Bytes of shared memory that the kernels have beside the pictures, and a little more.
-const OWN_SHARED: usize = 6 << 10;
+/// Bytes of shared memory that the kernels have beside what they are launched with, and a little more.
+const OWN_SHARED: usize = 10 << 10;
 
 impl Tape {
     /// x + conv(swish(norm(conv(swish(norm(x)))))): x [B, H, W, C] -> [B, H, W, C]
@@ -91,9 +89,8 @@ impl Tape {
             && CHANNELS.is_multiple_of(groups)
     }
 
-    /// Whether a block of threads has room for a picture of so many pixels.
-    fn has_room(&self, pixels: usize) -> bool {
-        self.gpu().is_some_and(|gpu| pixels * PIXEL + OWN_SHARED <= gpu.shared_memory())
+    fn has_room(&self, grid: Grid) -> bool {
+        self.gpu().is_some_and(|gpu| grid.shared + OWN_SHARED <= gpu.shared_memory())
     }
 
     fn fuses_residual(&self, x: Tensor, block: &ImageResidual) -> bool {
@@ -104,14 +101,15 @@ impl Tape {
         let tensors = [block.norms.concat(), block.convolutions.concat()].concat();
         self.fuses_image(x, &tensors, block.groups)
             && block.convolutions.into_iter().zip(block.norms).all(|(conv, norm)| fits(conv, norm))
-            && self.has_room(residual_pixels(x))
+            && self.has_room(residual_grid(x))
     }
 
     fn fused_residual(&mut self, x: Tensor, block: &ImageResidual) -> Result<Tensor> {
         let params = [block.norms[0], block.convolutions[0], block.norms[1], block.convolutions[1]];
         let &[_, height, width, _] = x.dims() else { unreachable!("checked by fuses_residual") };
         let rest = [Arg::U32(height), Arg::U32(width), Arg::U32(block.groups), Arg::F32(block.epsilon)];
-        self.image_block("residual_block", x, &params, &rest, residual_pixels(x))
+        let kernel = if pixels(x) <= 16 { "residual_block_16" } else { "residual_block" };
+        self.image_block(kernel, residual_grid(x), x, &params, &rest)
     }
 
     fn fuses_attention(&self, x: Tensor, block: &ImageAttention) -> bool {
@@ -124,29 +122,24 @@ impl Tape {
             && block.norm.iter().all(|tensor| tensor.dims() == [CHANNELS])
             // Whole tiles.
             && pixels(x).is_multiple_of(16)
-            && self.has_room(4 * pixels(x))
+            && self.has_room(attention_grid(x))
     }
 
     fn fused_attention(&mut self, x: Tensor, block: &ImageAttention) -> Result<Tensor> {
-        let kernel = match pixels(x) {
-            ..=16 => "attention_block_16",
-            17..=64 => "attention_block_64",
-            _ => "attention_block_256",
-        };
         let params = [block.norm, block.query, block.key, block.value, block.out];
         let scale = Arg::F32(1.0 / (CHANNELS as f32).sqrt());
         let rest = [Arg::U32(pixels(x)), Arg::U32(block.groups), Arg::F32(block.epsilon), scale];
-        self.image_block(kernel, x, &params, &rest, 4 * pixels(x))
+        self.image_block("attention_block", attention_grid(x), x, &params, &rest)
     }
 
-    /// A kernel that takes images to images of the same shape, with room for so many pixels. Of each pair of parameters, a weight is needed in bf16.
+    /// A kernel that takes images to images of the same shape. Of each pair of parameters, a weight is needed in bf16.
     fn image_block(
         &mut self,
         kernel: &'static str,
+        grid: Grid,
         x: Tensor,
         params: &[[Tensor; 2]],
         rest: &[Arg],
-        pixels: usize,
     ) -> Result<Tensor> {
         let mut operands = Vec::with_capacity(2 * params.len());
         for tensor in params.iter().flatten() {
@@ -158,7 +151,7 @@ impl Tape {
             let mut args = vec![Arg::At(out.at()), Arg::At(self.at(x))];
             args.extend(operands.iter().map(|operand| Arg::At(operand.at)));
             args.extend(rest);
-            launch(gpu, kernel, x.dims()[0], pixels, &args)?;
+            gpu.launch_chained(kernel, grid, &args)?;
         }
         for operand in operands {
             self.release(operand);
@@ -167,18 +160,23 @@ impl Tape {
     }
 }
 
-fn launch(gpu: &Gpu, kernel: &'static str, images: usize, pixels: usize, args: &[Arg]) -> Result<()> {
-    let grid = Grid { blocks: (images, 1), threads: THREADS, shared: pixels * PIXEL };
-    gpu.launch_chained(kernel, grid, args)
-}
-
 fn pixels(x: Tensor) -> usize {
     x.dims()[1] * x.dims()[2]
 }
 
-/// What a residual block keeps: the image, another one, and one with a border.
-fn residual_pixels(x: Tensor) -> usize {
-    2 * pixels(x) + (x.dims()[1] + 2) * (x.dims()[2] + 2)
+/// A block of threads per image, with room for the image, another one, one with a border, and sums that warps hand over: two rounds of 64 pixels, 72
+/// floats each.
+fn residual_grid(x: Tensor) -> Grid {
+    let bordered = (x.dims()[1] + 2) * (x.dims()[2] + 2);
+    let handed = pixels(x).next_multiple_of(16).min(2 * 64);
+    let shared = (2 * pixels(x) + bordered) * PIXEL + handed * 72 * 4;
+    Grid { blocks: (x.dims()[0], 1), threads: 256, shared }
+}
+
+/// With room for four images and four weights.
+fn attention_grid(x: Tensor) -> Grid {
+    let shared = 4 * (pixels(x) + CHANNELS) * PIXEL;
+    Grid { blocks: (x.dims()[0], 1), threads: 512, shared }
 }
 
 #[cfg(test)]

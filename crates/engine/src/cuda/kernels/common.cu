@@ -238,29 +238,3 @@ __device__ __forceinline__ uint4 load_tiles_transposed(u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(a.x), "=r"(a.y), "=r"(a.z), "=r"(a.w) : "r"(at) : "memory");
     return a;
 }
-
-// ---- group-norm ----
-
-// Mean and 1 / deviation of a group from its channels' sums of x - origin and its square, in shared memory: totals [5][C] holds sum, squares, mean,
-// inverse and origin.
-__device__ void group_statistics(float* totals, u32 pixels, u32 channels, u32 groups, float epsilon) {
-    u32 per = channels / groups;
-    const float *sums = totals, *squares = totals + channels, *origin = totals + 4 * channels;
-    double share = 1.0 / ((double)pixels * per);
-    for (u32 group = threadIdx.x; group < groups; group += blockDim.x) {
-        double total = 0.0, deviation = 0.0;
-        for (u32 c = group * per; c < (group + 1) * per; c++) total += (double)sums[c] + pixels * (double)origin[c];
-        double mean = total * share;
-        for (u32 c = group * per; c < (group + 1) * per; c++) {
-            double d = (double)origin[c] - mean;
-            deviation += squares[c] + 2.0 * d * sums[c] + pixels * d * d;
-        }
-        float variance = (float)(deviation * share);
-        float inverse = 1.0f / sqrtf((variance < 0.0f ? 0.0f : variance) + epsilon);
-        for (u32 c = group * per; c < (group + 1) * per; c++) {
-            totals[2 * channels + c] = (float)mean;
-            totals[3 * channels + c] = inverse;
-        }
-    }
-    __syncthreads();
-}

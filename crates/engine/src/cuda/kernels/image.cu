@@ -144,6 +144,30 @@ extern "C" __global__ void __launch_bounds__(256, 6) group_norm_sums(View x, flo
     });
 }
 
+// Mean and 1 / deviation of a group from its channels' sums of x - origin and its square, in shared memory: totals [5][C] holds sum, squares, mean,
+// inverse and origin.
+__device__ void group_statistics(float* totals, u32 pixels, u32 channels, u32 groups, float epsilon) {
+    u32 per = channels / groups;
+    const float *sums = totals, *squares = totals + channels, *origin = totals + 4 * channels;
+    double share = 1.0 / ((double)pixels * per);
+    for (u32 group = threadIdx.x; group < groups; group += blockDim.x) {
+        double total = 0.0, deviation = 0.0;
+        for (u32 c = group * per; c < (group + 1) * per; c++) total += (double)sums[c] + pixels * (double)origin[c];
+        double mean = total * share;
+        for (u32 c = group * per; c < (group + 1) * per; c++) {
+            double d = (double)origin[c] - mean;
+            deviation += squares[c] + 2.0 * d * sums[c] + pixels * d * d;
+        }
+        float variance = (float)(deviation * share);
+        float inverse = 1.0f / sqrtf((variance < 0.0f ? 0.0f : variance) + epsilon);
+        for (u32 c = group * per; c < (group + 1) * per; c++) {
+            totals[2 * channels + c] = (float)mean;
+            totals[3 * channels + c] = inverse;
+        }
+    }
+    __syncthreads();
+}
+
 // Walks the pixels of a block's share of an image. Where channels come in fours a thread keeps to its four, and `make` prepares what it
 // needs for them once; `work` gets it with the place of the elements.
 template <typename M, typename W4, typename W1>
