@@ -85,6 +85,13 @@ pub struct Segment {
     pub len: usize,
 }
 
+impl Segment {
+    /// The numbers of the real records.
+    pub fn records(&self) -> std::ops::Range<usize> {
+        self.first..self.first + self.len
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
     #[error("cannot {doing} the replay's {path}: {source}")]

@@ -8,8 +8,9 @@ use engine::{Buffer, Device, Key, StepId, Stepper, Tape, Tensor};
 use super::Result;
 use crate::{Agent, Replay};
 
-/// Frames that go through the tokenizer at a time.
+/// Frames that go through the tokenizer at a time: as a batch needs them, and in tables that are filled before the first batch.
 const CHUNK: usize = 64;
+const TABLE_CHUNK: usize = 256;
 
 pub(super) struct Cache {
     stepper: Stepper,
@@ -32,7 +33,7 @@ struct Tables {
     frames: Buffer,
     tokens: Buffer,
     reconstructions: Buffer,
-    /// Row numbers of the records being tokenised or rendered, i32 [CHUNK].
+    /// Row numbers of the records being tokenised or rendered, i32 [TABLE_CHUNK].
     places: Buffer,
     /// Row numbers of a batch, by its size.
     rows: HashMap<usize, Buffer>,
@@ -57,7 +58,7 @@ impl Cache {
                 frames: device.buffer::<u8>("frames of the replay", [steps, size, size, 3]),
                 tokens: device.buffer::<i32>("tokens of the replay", [steps, k]),
                 reconstructions: device.float_buffer("reconstructions of the replay", [steps, size, size, 3]),
-                places: device.buffer::<i32>("rows of the replay", [CHUNK]),
+                places: device.buffer::<i32>("rows of the replay", [TABLE_CHUNK]),
                 rows: HashMap::new(),
                 uploaded: vec![None; steps],
                 tokenised: vec![None; steps],
@@ -161,6 +162,31 @@ impl Cache {
         }
     }
 
+    /// Before the first of many batches: makes sure that the tables have these records' tokens. In one go that takes fewer and larger steps. Without
+    /// tables every batch computes what it needs.
+    pub fn prepare_tokens(&mut self, agent: &Agent, replay: &Replay, records: &[usize]) -> Result<()> {
+        match self.kept {
+            Kept::Gpu(_) => self.tokenise(agent, replay, records),
+            Kept::Host { .. } => Ok(()),
+        }
+    }
+
+    /// The same for their reconstructions.
+    pub fn prepare_reconstructions(
+        &mut self,
+        agent: &Agent,
+        replay: &Replay,
+        records: &[usize],
+    ) -> Result<()> {
+        match self.kept {
+            Kept::Gpu(_) => {
+                self.tokenise(agent, replay, records)?;
+                self.render(agent, records)
+            }
+            Kept::Host { .. } => Ok(()),
+        }
+    }
+
     /// Makes sure the tokens of these records are known.
     fn tokenise(&mut self, agent: &Agent, replay: &Replay, records: &[usize]) -> Result<()> {
         let Cache { stepper, frames, tokens_out, kept, .. } = self;
@@ -169,7 +195,7 @@ impl Cache {
             Kept::Gpu(tables) => {
                 tables.upload(replay, records)?;
                 let missing = missing(records, |r| tables.tokenised[r % tables.capacity] == Some(r));
-                for chunk in missing.chunks(CHUNK) {
+                for chunk in missing.chunks(TABLE_CHUNK) {
                     tables.place(chunk)?;
                     let Tables { places, frames, tokens, .. } = &*tables;
                     stepper.infer_recorded(id, |tape| -> engine::Result<()> {
@@ -213,7 +239,7 @@ impl Cache {
         match kept {
             Kept::Gpu(tables) => {
                 let missing = missing(records, |r| tables.rendered[r % tables.capacity] == Some(r));
-                for chunk in missing.chunks(CHUNK) {
+                for chunk in missing.chunks(TABLE_CHUNK) {
                     tables.place(chunk)?;
                     let Tables { places, tokens, reconstructions, .. } = &*tables;
                     stepper.infer_recorded(id, |tape| -> engine::Result<()> {
@@ -263,7 +289,7 @@ impl Tables {
 
     /// Says which rows a chunk of records has.
     fn place(&self, records: &[usize]) -> Result<()> {
-        let mut places = [-1; CHUNK];
+        let mut places = [-1; TABLE_CHUNK];
         places.iter_mut().zip(records).for_each(|(place, r)| *place = (r % self.capacity) as i32);
         Ok(self.places.write(&places)?)
     }

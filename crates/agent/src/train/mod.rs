@@ -339,11 +339,12 @@ impl Trainer {
         let adam = self.adam(&config.schedule, config.weight_decay);
         self.world_model_losses.begin()?;
         let id = self.step("world model", &adam);
-        for update in 0..updates {
-            let steps = self.config.agent.world_model.steps;
-            let segments: Vec<Segment> =
-                (0..config.schedule.batch).map(|_| self.replay.sample_starting(&mut rng, steps)).collect();
-            self.fill_world_model_batch(&segments, steps)?;
+        let steps = self.config.agent.world_model.steps;
+        let batches = sample(updates, config.schedule.batch, || self.replay.sample_starting(&mut rng, steps));
+        let records: Vec<usize> = batches.iter().flatten().flat_map(Segment::records).collect();
+        self.cache.prepare_tokens(&self.agent, &self.replay, &records)?;
+        for (update, segments) in batches.iter().enumerate() {
+            self.fill_world_model_batch(segments, steps)?;
             let (model, batches) = (&self.agent.world_model, &self.batches);
             let sums = &mut self.world_model_losses;
             self.stepper.run_recorded(id, |tape| -> engine::Result<_> {
@@ -403,11 +404,15 @@ impl Trainer {
         let returns = config.returns;
         self.behaviour_losses.begin()?;
         let id = self.step("behaviour", &adam);
-        for update in 0..updates {
-            let segments: Vec<Segment> = (0..config.schedule.batch)
-                .map(|_| self.replay.sample_ending(&mut rng, config.burn_in + 1))
-                .collect();
-            self.fill_dream_start(&segments, config.burn_in)?;
+        let frames = config.burn_in + 1;
+        let batches = sample(updates, config.schedule.batch, || self.replay.sample_ending(&mut rng, frames));
+        let records: Vec<usize> = batches.iter().flatten().flat_map(Segment::records).collect();
+        match config.burn_in {
+            0 => self.cache.prepare_tokens(&self.agent, &self.replay, &records)?,
+            _ => self.cache.prepare_reconstructions(&self.agent, &self.replay, &records)?,
+        }
+        for (update, segments) in batches.iter().enumerate() {
+            self.fill_dream_start(segments, config.burn_in)?;
             let dreamt = self.dreamer.dream(&self.agent, Acting::Policy { temperature: 1.0 })?;
             let policy = &self.agent.actor_critic;
             let sums = &mut self.behaviour_losses;
@@ -538,6 +543,11 @@ fn replay_newest_game(env: &mut dyn Env, replay: &Replay) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The segments of an epoch's batches.
+fn sample(updates: usize, batch: usize, mut segment: impl FnMut() -> Segment) -> Vec<Vec<Segment>> {
+    (0..updates).map(|_| (0..batch).map(|_| segment()).collect()).collect()
 }
 
 /// The most steps the replay holds at once: what is collected, or what is kept of it and a long episode beyond.

@@ -4,7 +4,7 @@ use crate::cpu::{
     self, ConvShape, Epilogue, column_sums, column_sums_scratch_len, conv_forward, conv_input_gradient,
     conv_scratch_len, conv_weight_gradient, conv_weight_scratch_len,
 };
-use crate::cuda::{Arg, Convolution, Direction, Grid, Tail};
+use crate::cuda::{Arg, Convolution, Direction, Gpu, Grid, Tail};
 use crate::memory::Block;
 use crate::tape::Operand;
 use crate::{DType, Error, Result, Tape, Tensor};
@@ -109,6 +109,13 @@ impl Tape {
     ) -> Result<()> {
         let dtype = self.float();
         let (input, weight) = (self.operand(x, dtype)?, self.operand(weight, dtype)?);
+        if dtype == DType::BF16 && residual.is_none() && is_narrow(shape) {
+            let at = [out.at(), input.at, weight.at, self.at(bias)];
+            self.gpu().map_or(Ok(()), |gpu| narrow_conv(gpu, shape, at, relu))?;
+            self.release(input);
+            self.release(weight);
+            return Ok(());
+        }
         let pixels = [x.len() / shape.inputs, 9 * shape.outputs];
         let input = self.gpu_widen(shape, input, pixels[0])?;
         let weight = self.gpu_widen(shape, weight, pixels[1])?;
@@ -182,6 +189,21 @@ impl ConvShape {
         let few = dtype == DType::BF16 && self.inputs < WIDE;
         ConvShape { inputs: if few { WIDE } else { self.inputs }, ..*self }
     }
+}
+
+/// Whether it is one that we do ourselves: to fewer channels than tensor cores make at once, for which cuDNN has nothing good.
+fn is_narrow(shape: &ConvShape) -> bool {
+    shape.inputs == 64 && shape.outputs <= WIDE && shape.stride == 1
+}
+
+/// `at`: where out, x, weight and bias lie.
+fn narrow_conv(gpu: &Gpu, shape: &ConvShape, at: [u64; 4], relu: bool) -> Result<()> {
+    let (rows, columns) = (shape.height.min(8), shape.width.min(64));
+    let parts = shape.height.div_ceil(rows) * shape.width.div_ceil(columns);
+    let sizes = [shape.height, shape.width, shape.outputs, rows, columns].map(Arg::U32);
+    let args = [&at.map(Arg::At), &sizes[..], &[Arg::Flag(relu)]].concat();
+    let shared = (rows + 2) * (columns + 2) * 2 * shape.inputs;
+    gpu.launch_chained("narrow_conv", Grid { blocks: (shape.batch * parts, 1), threads: 256, shared }, &args)
 }
 
 /// The convolution as cuDNN is asked for it.
@@ -341,6 +363,10 @@ mod tests {
             (18, 3, 2, 4, 3),
             (1, 6, 6, 66, 65),
             (2, 5, 9, 16, 3),
+            // To few channels, in whole parts and with something left over.
+            (1, 9, 65, 64, 3),
+            (2, 8, 16, 64, 8),
+            (1, 3, 2, 64, 1),
         ];
         for (batch, height, width, inputs, outputs) in shapes {
             let dims: [&[usize]; 3] = [&[batch, height, width, inputs], &[outputs, 3, 3, inputs], &[outputs]];

@@ -1,5 +1,5 @@
-// Residual and attention blocks over small images of 64 channels, where there are no gradients to prepare: a block of eight warps per image, and
-// everything in between in shared memory. As kernels of their own, the steps of such a block would mostly wait for each other.
+// Residual and attention blocks over small images of 64 channels, where there are no gradients to prepare: a block of threads per image, and everything
+// in between in shared memory. As kernels of their own, the steps of such a block would mostly wait for each other. And a convolution that few others do well.
 //
 // A picture in shared memory is a row of pixels of 128 bytes: eight units of eight channels, in an order that keeps the accesses of a warp in different
 // banks. Products are those of decode.cu: a lane takes eight neighbouring channels of either side, since the order in which the tensor cores see
@@ -130,8 +130,7 @@ __device__ __forceinline__ void load_bias(float2 (&b)[2], const float* bias) {
 }
 
 // Two neighbouring channels of each of the lane's pixels, as far as they exist.
-template <u32 TILES, typename F>
-__device__ __forceinline__ void each_pair(const float (&even)[TILES][2][4], const float (&odd)[TILES][2][4], u32 pixels, F work) {
+template <u32 TILES, typename F> __device__ __forceinline__ void each_pair(const float (&sums)[TILES][2][4], u32 pixels, F work) {
     u32 group = (threadIdx.x & 31) / 4, member = threadIdx.x & 3;
 #pragma unroll
     for (u32 tile = 0; tile < TILES; tile++)
@@ -139,22 +138,34 @@ __device__ __forceinline__ void each_pair(const float (&even)[TILES][2][4], cons
         for (u32 n = 0; n < 2; n++)
 #pragma unroll
             for (u32 i = 0; i < 2; i++) {
-                const float *a = even[tile][n] + 2 * i, *b = odd[tile][n] + 2 * i;
                 u32 pixel = tile * 16 + i * 8 + group;
-                if (pixel < pixels) work(pixel, n, first_output() + n * 8 + member * 2, make_float2(a[0] + b[0], a[1] + b[1]));
+                if (pixel < pixels) work(pixel, n, first_output() + n * 8 + member * 2, make_float2(sums[tile][n][2 * i], sums[tile][n][2 * i + 1]));
             }
+}
+
+// What the lane multiplies of each tile: its unit of two pixels.
+template <u32 TILES> struct Inputs {
+    uint4 upper[TILES], lower[TILES];
+};
+
+template <u32 TILES> __device__ __forceinline__ void load_inputs(Inputs<TILES>& to, u8* picture, const u32 (&corner)[TILES][2], u32 there) {
+#pragma unroll
+    for (u32 tile = 0; tile < TILES; tile++) {
+        to.upper[tile] = unit_of(picture, corner[tile][0] + there, own_unit());
+        to.lower[tile] = unit_of(picture, corner[tile][1] + there, own_unit());
+    }
 }
 
 // A 3x3 convolution of a picture that has a border of zeros, TILES tiles of 16 pixels at a time. `take` gets two neighbouring channels of a pixel:
 // (pixel, n, channel, values). `shares` has room for two rounds, or for all pixels if they are fewer.
 template <u32 TILES, typename F>
 __device__ __forceinline__ void convolve(u8* picture, float* shares, const uint4 (&w)[2][PLACES], u32 pixels, u32 width, F take) {
-    u32 group = (threadIdx.x & 31) / 4, line = width + 2, unit = own_unit();
+    u32 group = (threadIdx.x & 31) / 4, line = width + 2;
     bool first = threadIdx.x < 128;
     for (u32 round = 0; round < pixels; round += ROUND) {
         float* handed = shares + round / ROUND % 2 * (ROUND * ROOM);
-        u32 corner[TILES][2];
-        float even[TILES][2][4] = {}, odd[TILES][2][4] = {};
+        u32 corner[TILES][2], left = pixels - round;
+        float sums[TILES][2][4] = {};
 #pragma unroll
         for (u32 tile = 0; tile < TILES; tile++)
 #pragma unroll
@@ -163,25 +174,29 @@ __device__ __forceinline__ void convolve(u8* picture, float* shares, const uint4
                 u32 pixel = min(round + tile * 16 + i * 8 + group, pixels - 1);
                 corner[tile][i] = pixel / width * line + pixel % width;
             }
+        // The next inputs are asked for before these are needed.
+        Inputs<TILES> inputs[2];
+        load_inputs(inputs[0], picture, corner, 0);
 #pragma unroll
         for (u32 place = 0; place < PLACES; place++) {
-            u32 there = place / 3 * line + place % 3;
+            if (place + 1 < PLACES) load_inputs(inputs[(place + 1) % 2], picture, corner, (place + 1) / 3 * line + (place + 1) % 3);
+            const Inputs<TILES>& in = inputs[place % 2];
 #pragma unroll
-            for (u32 tile = 0; tile < TILES; tile++) {
-                uint4 p = unit_of(picture, corner[tile][0] + there, unit), q = unit_of(picture, corner[tile][1] + there, unit);
+            for (u32 tile = 0; tile < TILES; tile++)
 #pragma unroll
-                for (u32 n = 0; n < 2; n++) {
-                    multiply(even[tile][n], p.x, q.x, p.y, q.y, w[n][place].x, w[n][place].y);
-                    multiply(odd[tile][n], p.z, q.z, p.w, q.w, w[n][place].z, w[n][place].w);
-                }
-            }
+                for (u32 n = 0; n < 2; n++)
+                    multiply(sums[tile][n], in.upper[tile].x, in.lower[tile].x, in.upper[tile].y, in.lower[tile].y, w[n][place].x, w[n][place].y);
+#pragma unroll
+            for (u32 tile = 0; tile < TILES; tile++)
+#pragma unroll
+                for (u32 n = 0; n < 2; n++)
+                    multiply(sums[tile][n], in.upper[tile].z, in.lower[tile].z, in.upper[tile].w, in.lower[tile].w, w[n][place].z, w[n][place].w);
         }
-        u32 left = pixels - round;
         if (!first)
-            each_pair(even, odd, left, [&](u32 pixel, u32 n, u32 channel, float2 v) { *(float2*)(handed + pixel * ROOM + channel) = v; });
+            each_pair(sums, left, [&](u32 pixel, u32 n, u32 channel, float2 v) { *(float2*)(handed + pixel * ROOM + channel) = v; });
         __syncthreads();
         if (first)
-            each_pair(even, odd, left, [&](u32 pixel, u32 n, u32 channel, float2 v) {
+            each_pair(sums, left, [&](u32 pixel, u32 n, u32 channel, float2 v) {
                 float2 other = *(const float2*)(handed + pixel * ROOM + channel);
                 take(round + pixel, n, channel, make_float2(v.x + other.x, v.y + other.y));
             });
@@ -377,6 +392,71 @@ attention_block(u16* out, const u16* x, const float* gain, const float* shift, c
                 *(u32*)(out + at) = narrow_pair(low_half(start) + sums[2 * i] + b.x, high_half(start) + sums[2 * i + 1] + b.y);
             }
         }
+    }
+}
+
+// ---- a 3x3 convolution to at most eight channels: a block has some rows of an image ----
+
+// out [B, height, width, outputs] <- x [B, height, width, 64], weight [outputs, 3, 3, 64]. Eight warps; `rows` rows and `columns` columns each time.
+// Shared: those, with a border.
+extern "C" __global__ void __launch_bounds__(256, 2)
+narrow_conv(u16* out, const u16* x, const u16* weight, const float* bias, u32 height, u32 width, u32 outputs, u32 rows, u32 columns, int activate) {
+    constexpr u32 TILES = 2;
+    extern __shared__ __align__(128) u8 seen[];
+    u32 lane = threadIdx.x & 31, group = lane / 4, member = lane & 3, warp = threadIdx.x / 32, line = columns + 2;
+    u32 across = (width + columns - 1) / columns, down = (height + rows - 1) / rows, image = blockIdx.x / (across * down);
+    u32 top = blockIdx.x / across % down * rows, left = blockIdx.x % across * columns;
+    x += (size_t)image * height * width * CHANNELS;
+    out += (size_t)image * height * width * outputs;
+    uint4 w[2 * PLACES];
+#pragma unroll
+    for (u32 chunk = 0; chunk < 2 * PLACES; chunk++) {
+        w[chunk] = make_uint4(0, 0, 0, 0);
+        if (group < outputs) w[chunk] = load_words(weight + (group * 2 * PLACES + chunk) * 32 + member * 8);
+    }
+    float b[2];
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) b[i] = member * 2 + i < outputs ? bias[member * 2 + i] : 0.0f;
+    await_earlier();
+    admit_next();
+    for (u32 i = threadIdx.x; i < (rows + 2) * line * UNITS; i += blockDim.x) {
+        u32 pixel = i / UNITS, y = top + pixel / line - 1, c = left + pixel % line - 1;
+        // One before the first is far behind the last.
+        if (y < height && c < width) fetch(&unit_of(seen, pixel, i % UNITS), x + ((size_t)y * width + c) * CHANNELS + i % UNITS * 8);
+        else unit_of(seen, pixel, i % UNITS) = make_uint4(0, 0, 0, 0);
+    }
+    await_fetches();
+    __syncthreads();
+    u32 pixels = rows * columns;
+    for (u32 first = warp * TILES * 16; first < pixels; first += 8 * TILES * 16) {
+        u32 corner[TILES][2];
+        float even[TILES][4] = {}, odd[TILES][4] = {};
+#pragma unroll
+        for (u32 tile = 0; tile < TILES; tile++)
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                u32 pixel = min(first + tile * 16 + i * 8 + group, pixels - 1);
+                corner[tile][i] = pixel / columns * line + pixel % columns;
+            }
+#pragma unroll
+        for (u32 chunk = 0; chunk < 2 * PLACES; chunk++) {
+            u32 there = chunk / 6 * line + chunk / 2 % 3, unit = chunk % 2 * 4 + member;
+#pragma unroll
+            for (u32 tile = 0; tile < TILES; tile++) {
+                uint4 p = unit_of(seen, corner[tile][0] + there, unit), q = unit_of(seen, corner[tile][1] + there, unit);
+                multiply(even[tile], p.x, q.x, p.y, q.y, w[chunk].x, w[chunk].y);
+                multiply(odd[tile], p.z, q.z, p.w, q.w, w[chunk].z, w[chunk].w);
+            }
+        }
+#pragma unroll
+        for (u32 tile = 0; tile < TILES; tile++)
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                u32 pixel = first + tile * 16 + i / 2 * 8 + group, y = top + pixel / columns, c = left + pixel % columns, output = member * 2 + i % 2;
+                float v = even[tile][i] + odd[tile][i] + b[i % 2];
+                if (pixel < pixels && y < height && c < width && output < outputs)
+                    out[((size_t)y * width + c) * outputs + output] = narrow(activate ? relu(v) : v);
+            }
     }
 }
 
