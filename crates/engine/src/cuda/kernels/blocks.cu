@@ -2,8 +2,7 @@
 // in between in shared memory. As kernels of their own, the steps of such a block would mostly wait for each other. And a convolution that few others do well.
 //
 // A picture in shared memory is a row of pixels of 128 bytes: eight units of eight channels, in an order that keeps the accesses of a warp in different
-// banks. Products are those of decode.cu: a lane takes eight neighbouring channels of either side, since the order in which the tensor cores see
-// the channels is free. In a warp, `group` (lane / 4) is the pixel and, on the other side, the row of the weight; `member` (lane % 4) says which channels.
+// banks. In a warp, `group` (lane / 4) is the row of either side of a product and `member` (lane % 4) says which columns.
 //
 // These are kernels of a chain: until await_earlier() they read only parameters.
 
@@ -11,8 +10,10 @@ namespace blocks {
 
 constexpr u32 CHANNELS = 64, PIXEL = 2 * CHANNELS, UNITS = 8;
 
-// Where a unit of a pixel lies. Eight neighbouring pixels have it in eight different places, and two have four of them in opposite halves.
-__device__ __forceinline__ u32 unit_at(u32 pixel, u32 unit) { return pixel * PIXEL + ((unit ^ (pixel << 2 & 4 | pixel >> 1 & 3)) << 4); }
+// Where in its pixel a unit lies. Eight neighbours have it in eight different places, and two have four of them in opposite halves.
+__device__ __forceinline__ u32 unit_in(u32 pixel, u32 unit) { return (unit ^ (pixel << 2 & 4 | pixel >> 1 & 3)) << 4; }
+
+__device__ __forceinline__ u32 unit_at(u32 pixel, u32 unit) { return pixel * PIXEL + unit_in(pixel, unit); }
 
 __device__ __forceinline__ uint4& unit_of(u8* picture, u32 pixel, u32 unit) { return *(uint4*)(picture + unit_at(pixel, unit)); }
 
@@ -30,6 +31,7 @@ __device__ __forceinline__ uint4 narrow_unit(const float (&v)[8]) {
 
 // Starts to copy rows of 64, pixels of an image or rows of a weight.
 __device__ __forceinline__ void fetch_picture(u8* picture, const u16* from, u32 rows) {
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < rows * UNITS; i += blockDim.x) fetch(&unit_of(picture, i / UNITS, i % UNITS), from + i * 8);
 }
 
@@ -38,10 +40,10 @@ __device__ __forceinline__ float2 load_norm(const float* gain, const float* shif
     return threadIdx.x < CHANNELS ? make_float2(gain[threadIdx.x], shift[threadIdx.x]) : make_float2(0.0f, 0.0f);
 }
 
-// Normalises a picture into `out`, whose pixels are numbered by `place`; it may be the same picture with the same numbers. The groups divide the channels,
-// so they are a power of two.
+// Normalises a picture; `put` gets (pixel, unit, values) and may write them to where they come from. The groups divide the channels, so they are a power
+// of two.
 template <u32 WARPS, typename F>
-__device__ __forceinline__ void normalise(u8* out, u8* picture, u32 pixels, float2 norm, u32 groups, float epsilon, bool swish, F place) {
+__device__ __forceinline__ void normalise(u8* picture, u32 pixels, float2 norm, u32 groups, float epsilon, bool swish, F put) {
     __shared__ __align__(16) float shares[WARPS][2][CHANNELS];
     __shared__ __align__(16) float factors[2][CHANNELS];
     u32 unit = threadIdx.x % UNITS, first = threadIdx.x / UNITS, step = WARPS * 32 / UNITS, lane = threadIdx.x & 31, warp = threadIdx.x / 32;
@@ -51,6 +53,7 @@ __device__ __forceinline__ void normalise(u8* out, u8* picture, u32 pixels, floa
     float origin[8], v[8], sums[8] = {}, squares[8] = {};
 #pragma unroll
     for (int i = 0; i < 8; i++) origin[i] = origin_of(unit * 8 + i);
+#pragma unroll 1
     for (u32 pixel = first; pixel < pixels; pixel += step) {
         widen_unit(v, unit_of(picture, pixel, unit));
 #pragma unroll
@@ -76,6 +79,7 @@ __device__ __forceinline__ void normalise(u8* out, u8* picture, u32 pixels, floa
     if (threadIdx.x < CHANNELS) {
         u32 start = threadIdx.x & ~(per - 1);
         float sum = 0.0f, square = 0.0f, part = 1.0f / (pixels * per);
+#pragma unroll 1
         for (u32 c = start; c < start + per; c++)
 #pragma unroll
             for (u32 w = 0; w < WARPS; w++) {
@@ -94,11 +98,12 @@ __device__ __forceinline__ void normalise(u8* out, u8* picture, u32 pixels, floa
         scale[i] = factors[0][unit * 8 + i];
         offset[i] = factors[1][unit * 8 + i];
     }
+#pragma unroll 1
     for (u32 pixel = first; pixel < pixels; pixel += step) {
         widen_unit(v, unit_of(picture, pixel, unit));
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = swished(v[i] * scale[i] + offset[i], swish);
-        unit_of(out, place(pixel), unit) = narrow_unit(v);
+        put(pixel, unit, narrow_unit(v));
     }
     __syncthreads();
 }
@@ -114,7 +119,8 @@ __device__ __forceinline__ u32 first_output() { return threadIdx.x / 32 % 4 * 16
 // Four warps' unit of the inputs; the other four have the other half.
 __device__ __forceinline__ u32 own_unit() { return threadIdx.x / 128 * 4 + (threadIdx.x & 3); }
 
-// A warp's part of a weight [64, 3, 3, 64]: the lane's eight inputs of two outputs.
+// A warp's part of a weight [64, 3, 3, 64]: the lane's eight inputs of two outputs. In which order the tensor cores see the inputs is free as long as both
+// sides agree, so these are neighbours.
 __device__ __forceinline__ void load_weight(uint4 (&w)[2][PLACES], const u16* weight) {
     u32 group = (threadIdx.x & 31) / 4;
     const u16* from = weight + (first_output() + group) * (PLACES * CHANNELS) + own_unit() * 8;
@@ -129,68 +135,67 @@ __device__ __forceinline__ void load_bias(float2 (&b)[2], const float* bias) {
     for (u32 n = 0; n < 2; n++) b[n] = *(const float2*)(bias + first_output() + n * 8 + (threadIdx.x & 3) * 2);
 }
 
+// Where a unit lies in a picture with a border, whose lines are `line` pixels: in the same order in all lines.
+__device__ __forceinline__ u32 bordered_at(u32 y, u32 x, u32 line, u32 unit) { return (y * line + x) * PIXEL + unit_in(x, unit); }
+
+// Writes a unit into such a picture in the order that load_weight has: a pair of channels from each of four units is one that a lane loads.
+__device__ __forceinline__ void put_bordered(u8* picture, u32 y, u32 x, u32 line, u32 unit, uint4 v) {
+    u32 pairs[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) *(u32*)(picture + bordered_at(y, x, line, (unit & 4) + i) + unit % 4 * 4) = pairs[i];
+}
+
 // Two neighbouring channels of each of the lane's pixels, as far as they exist.
 template <u32 TILES, typename F> __device__ __forceinline__ void each_pair(const float (&sums)[TILES][2][4], u32 pixels, F work) {
     u32 group = (threadIdx.x & 31) / 4, member = threadIdx.x & 3;
 #pragma unroll
     for (u32 tile = 0; tile < TILES; tile++)
 #pragma unroll
-        for (u32 n = 0; n < 2; n++)
+        for (u32 i = 0; i < 2; i++) {
+            u32 pixel = tile * 16 + i * 8 + group;
+            if (pixel < pixels)
 #pragma unroll
-            for (u32 i = 0; i < 2; i++) {
-                u32 pixel = tile * 16 + i * 8 + group;
-                if (pixel < pixels) work(pixel, n, first_output() + n * 8 + member * 2, make_float2(sums[tile][n][2 * i], sums[tile][n][2 * i + 1]));
-            }
-}
-
-// What the lane multiplies of each tile: its unit of two pixels.
-template <u32 TILES> struct Inputs {
-    uint4 upper[TILES], lower[TILES];
-};
-
-template <u32 TILES> __device__ __forceinline__ void load_inputs(Inputs<TILES>& to, u8* picture, const u32 (&corner)[TILES][2], u32 there) {
-#pragma unroll
-    for (u32 tile = 0; tile < TILES; tile++) {
-        to.upper[tile] = unit_of(picture, corner[tile][0] + there, own_unit());
-        to.lower[tile] = unit_of(picture, corner[tile][1] + there, own_unit());
-    }
+                for (u32 n = 0; n < 2; n++) work(pixel, n, first_output() + n * 8 + member * 2, make_float2(sums[tile][n][2 * i], sums[tile][n][2 * i + 1]));
+        }
 }
 
 // A 3x3 convolution of a picture that has a border of zeros, TILES tiles of 16 pixels at a time. `take` gets two neighbouring channels of a pixel:
 // (pixel, n, channel, values). `shares` has room for two rounds, or for all pixels if they are fewer.
 template <u32 TILES, typename F>
-__device__ __forceinline__ void convolve(u8* picture, float* shares, const uint4 (&w)[2][PLACES], u32 pixels, u32 width, F take) {
-    u32 group = (threadIdx.x & 31) / 4, line = width + 2;
+__device__ __forceinline__ void convolve(const u8* picture, float* shares, const uint4 (&w)[2][PLACES], u32 pixels, u32 width, F take) {
+    u32 lane = threadIdx.x & 31, line = width + 2;
     bool first = threadIdx.x < 128;
     for (u32 round = 0; round < pixels; round += ROUND) {
         float* handed = shares + round / ROUND % 2 * (ROUND * ROOM);
-        u32 corner[TILES][2], left = pixels - round;
+        u32 left = pixels - round;
+        // What this lane says where to load: of each tile a pixel at the three places of a line.
+        u32 at[TILES][3];
         float sums[TILES][2][4] = {};
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++)
+        for (u32 tile = 0; tile < TILES; tile++) {
+            // A pixel that does not exist is another one whose results are thrown away.
+            u32 pixel = min(round + tile * 16 + lane % 16, pixels - 1), y = pixel / width, x = pixel % width;
 #pragma unroll
-            for (u32 i = 0; i < 2; i++) {
-                // A pixel that does not exist is another one whose results are thrown away.
-                u32 pixel = min(round + tile * 16 + i * 8 + group, pixels - 1);
-                corner[tile][i] = pixel / width * line + pixel % width;
-            }
-        // The next inputs are asked for before these are needed.
-        Inputs<TILES> inputs[2];
-        load_inputs(inputs[0], picture, corner, 0);
+            for (u32 place = 0; place < 3; place++)
+                at[tile][place] = (u32)__cvta_generic_to_shared(picture) + bordered_at(y, x + place, line, (first ? 0 : 4) + lane / 16);
+        }
 #pragma unroll
         for (u32 place = 0; place < PLACES; place++) {
-            if (place + 1 < PLACES) load_inputs(inputs[(place + 1) % 2], picture, corner, (place + 1) / 3 * line + (place + 1) % 3);
-            const Inputs<TILES>& in = inputs[place % 2];
+            u32 down = place / 3 * line * PIXEL;
+            uint4 a[TILES];
+#pragma unroll
+            for (u32 tile = 0; tile < TILES; tile++) a[tile] = load_tiles(at[tile][place % 3] + down);
 #pragma unroll
             for (u32 tile = 0; tile < TILES; tile++)
 #pragma unroll
-                for (u32 n = 0; n < 2; n++)
-                    multiply(sums[tile][n], in.upper[tile].x, in.lower[tile].x, in.upper[tile].y, in.lower[tile].y, w[n][place].x, w[n][place].y);
+                for (u32 n = 0; n < 2; n++) multiply(sums[tile][n], a[tile].x, a[tile].y, a[tile].z, a[tile].w, w[n][place].x, w[n][place].y);
+            // The other two units lie 32 bytes up or down.
+#pragma unroll
+            for (u32 tile = 0; tile < TILES; tile++) a[tile] = load_tiles((at[tile][place % 3] ^ 32) + down);
 #pragma unroll
             for (u32 tile = 0; tile < TILES; tile++)
 #pragma unroll
-                for (u32 n = 0; n < 2; n++)
-                    multiply(sums[tile][n], in.upper[tile].z, in.lower[tile].z, in.upper[tile].w, in.lower[tile].w, w[n][place].z, w[n][place].w);
+                for (u32 n = 0; n < 2; n++) multiply(sums[tile][n], a[tile].x, a[tile].y, a[tile].z, a[tile].w, w[n][place].z, w[n][place].w);
         }
         if (!first)
             each_pair(sums, left, [&](u32 pixel, u32 n, u32 channel, float2 v) { *(float2*)(handed + pixel * ROOM + channel) = v; });
@@ -216,25 +221,33 @@ __device__ __forceinline__ void resolve(u16* out, const u16* x, const float* gai
     float2 bias[2], norm1 = load_norm(gain1, shift1), norm2 = load_norm(gain2, shift2);
     load_weight(w, weight1);
     load_bias(bias, bias1);
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < bordered * UNITS; i += blockDim.x) *(uint4*)(seen + i * 16) = make_uint4(0, 0, 0, 0);
     await_earlier();
     admit_next();
     fetch_picture(image, x + base, pixels);
     await_fetches();
     __syncthreads();
-    auto inside = [&](u32 pixel) { return (pixel / width + 1) * line + pixel % width + 1; };
-    normalise<8>(seen, image, pixels, norm1, groups, epsilon, true, inside);
-    convolve<TILES>(seen, shares, w, pixels, width, [&](u32 pixel, u32 n, u32 channel, float2 v) {
-        pair_of(between, pixel, channel) = narrow_pair(v.x + bias[n].x, v.y + bias[n].y);
-    });
-    load_weight(w, weight2);
-    load_bias(bias, bias2);
-    __syncthreads();
-    normalise<8>(seen, between, pixels, norm2, groups, epsilon, true, inside);
-    convolve<TILES>(seen, shares, w, pixels, width, [&](u32 pixel, u32 n, u32 channel, float2 v) {
-        u32 start = pair_of(image, pixel, channel);
-        *(u32*)(out + base + pixel * CHANNELS + channel) = narrow_pair(low_half(start) + v.x + bias[n].x, high_half(start) + v.y + bias[n].y);
-    });
+    // One after the other with the same instructions: fetching them takes its time, too.
+#pragma unroll 1
+    for (u32 pass = 0; pass < 2; pass++) {
+        normalise<8>(pass == 0 ? image : between, pixels, pass == 0 ? norm1 : norm2, groups, epsilon, true, [&](u32 pixel, u32 unit, uint4 v) {
+            put_bordered(seen, pixel / width + 1, pixel % width + 1, line, unit, v);
+        });
+        convolve<TILES>(seen, shares, w, pixels, width, [&](u32 pixel, u32 n, u32 channel, float2 v) {
+            if (pass == 0) {
+                pair_of(between, pixel, channel) = narrow_pair(v.x + bias[n].x, v.y + bias[n].y);
+            } else {
+                u32 start = pair_of(image, pixel, channel);
+                *(u32*)(out + base + pixel * CHANNELS + channel) = narrow_pair(low_half(start) + v.x + bias[n].x, high_half(start) + v.y + bias[n].y);
+            }
+        });
+        if (pass == 0) {
+            load_weight(w, weight2);
+            load_bias(bias, bias2);
+        }
+        __syncthreads();
+    }
 }
 
 #define RESIDUAL_BLOCK(NAME, TILES) \
@@ -248,30 +261,30 @@ RESIDUAL_BLOCK(residual_block, 4)
 
 // ---- attention block: a warp has tiles of 16 pixels ----
 
-// The lane's part of a tile of a picture.
+// A tile of a picture as the first operand of four products, of 16 channels each.
 struct Tile {
-    uint4 upper[2], lower[2];
+    uint4 step[4];
 };
 
+__device__ __forceinline__ u32 address_of(u8* picture, u32 pixel, u32 unit) { return (u32)__cvta_generic_to_shared(picture) + unit_at(pixel, unit); }
+
 __device__ __forceinline__ Tile load_tile(u8* picture, u32 tile) {
-    u32 group = (threadIdx.x & 31) / 4, member = threadIdx.x & 3;
+    u32 lane = threadIdx.x & 31;
     Tile t;
 #pragma unroll
-    for (u32 half = 0; half < 2; half++) {
-        t.upper[half] = unit_of(picture, tile * 16 + group, half * 4 + member);
-        t.lower[half] = unit_of(picture, tile * 16 + 8 + group, half * 4 + member);
-    }
+    for (u32 step = 0; step < 4; step++) t.step[step] = load_tiles(address_of(picture, tile * 16 + lane % 16, 2 * step + lane / 16));
     return t;
 }
 
 // sums [16, 8] += a tile times rows `first..first + 8` of another picture, or of a weight.
 __device__ __forceinline__ void multiply_rows(float (&sums)[4], const Tile& t, u8* rows, u32 first) {
-    u32 group = (threadIdx.x & 31) / 4, member = threadIdx.x & 3;
+    u32 lane = threadIdx.x & 31;
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
-        uint4 p = t.upper[half], q = t.lower[half], r = unit_of(rows, first + group, half * 4 + member);
-        multiply(sums, p.x, q.x, p.y, q.y, r.x, r.y);
-        multiply(sums, p.z, q.z, p.w, q.w, r.z, r.w);
+        uint4 b = load_tiles(address_of(rows, first + lane % 8, half * 4 + lane / 8));
+        uint4 p = t.step[2 * half], q = t.step[2 * half + 1];
+        multiply(sums, p.x, p.y, p.z, p.w, b.x, b.y);
+        multiply(sums, q.x, q.y, q.z, q.w, b.z, b.w);
     }
 }
 
@@ -294,7 +307,7 @@ attention_block(u16* out, const u16* x, const float* gain, const float* shift, c
     fetch_picture(h, x + base, pixels);
     await_fetches();
     __syncthreads();
-    normalise<WARPS>(h, h, pixels, norm, groups, epsilon, false, [](u32 pixel) { return pixel; });
+    normalise<WARPS>(h, pixels, norm, groups, epsilon, false, [&](u32 pixel, u32 unit, uint4 v) { unit_of(h, pixel, unit) = v; });
     for (u32 item = warp; item < 3 * tiles; item += WARPS) {
         u32 which = item / tiles, tile = item % tiles;
         const float* bias = which == 0 ? query_bias : which == 1 ? key_bias : value_bias;
@@ -357,7 +370,7 @@ attention_block(u16* out, const u16* x, const float* gain, const float* shift, c
                 }
 #pragma unroll
                 for (u32 n = 0; n < 8; n += 2) {
-                    uint4 v = load_tiles_transposed((u32)__cvta_generic_to_shared(&unit_of(values, first + step * 16 + (lane & 15), n + lane / 16)));
+                    uint4 v = load_tiles_transposed(address_of(values, first + step * 16 + lane % 16, n + lane / 16));
                     multiply(blend[n], a[0], a[1], a[2], a[3], v.x, v.y);
                     multiply(blend[n + 1], a[0], a[1], a[2], a[3], v.z, v.w);
                 }
@@ -408,44 +421,46 @@ narrow_conv(u16* out, const u16* x, const u16* weight, const float* bias, u32 he
     u32 top = blockIdx.x / across % down * rows, left = blockIdx.x % across * columns;
     x += (size_t)image * height * width * CHANNELS;
     out += (size_t)image * height * width * outputs;
-    uint4 w[2 * PLACES];
+    // 16 inputs of the lane's output at a time, where there is one.
+    uint2 w[4 * PLACES];
 #pragma unroll
-    for (u32 chunk = 0; chunk < 2 * PLACES; chunk++) {
-        w[chunk] = make_uint4(0, 0, 0, 0);
-        if (group < outputs) w[chunk] = load_words(weight + (group * 2 * PLACES + chunk) * 32 + member * 8);
+    for (u32 chunk = 0; chunk < 4 * PLACES; chunk++) {
+        const u16* from = weight + (group * 4 * PLACES + chunk) * 16 + member * 2;
+        w[chunk] = group < outputs ? make_uint2(*(const u32*)from, *(const u32*)(from + 8)) : make_uint2(0, 0);
     }
     float b[2];
 #pragma unroll
     for (u32 i = 0; i < 2; i++) b[i] = member * 2 + i < outputs ? bias[member * 2 + i] : 0.0f;
     await_earlier();
     admit_next();
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < (rows + 2) * line * UNITS; i += blockDim.x) {
         u32 pixel = i / UNITS, y = top + pixel / line - 1, c = left + pixel % line - 1;
         // One before the first is far behind the last.
-        if (y < height && c < width) fetch(&unit_of(seen, pixel, i % UNITS), x + ((size_t)y * width + c) * CHANNELS + i % UNITS * 8);
-        else unit_of(seen, pixel, i % UNITS) = make_uint4(0, 0, 0, 0);
+        u8* to = seen + bordered_at(pixel / line, pixel % line, line, i % UNITS);
+        if (y < height && c < width) fetch(to, x + ((size_t)y * width + c) * CHANNELS + i % UNITS * 8);
+        else *(uint4*)to = make_uint4(0, 0, 0, 0);
     }
     await_fetches();
     __syncthreads();
     u32 pixels = rows * columns;
     for (u32 first = warp * TILES * 16; first < pixels; first += 8 * TILES * 16) {
-        u32 corner[TILES][2];
-        float even[TILES][4] = {}, odd[TILES][4] = {};
+        // What this lane says where to load: of each tile a pixel at the three places of a line.
+        u32 at[TILES][3];
+        float sums[TILES][4] = {};
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++)
+        for (u32 tile = 0; tile < TILES; tile++) {
+            u32 pixel = min(first + tile * 16 + lane % 16, pixels - 1), y = pixel / columns, c = pixel % columns;
 #pragma unroll
-            for (u32 i = 0; i < 2; i++) {
-                u32 pixel = min(first + tile * 16 + i * 8 + group, pixels - 1);
-                corner[tile][i] = pixel / columns * line + pixel % columns;
-            }
+            for (u32 place = 0; place < 3; place++) at[tile][place] = (u32)__cvta_generic_to_shared(seen) + bordered_at(y, c + place, line, lane / 16);
+        }
 #pragma unroll
-        for (u32 chunk = 0; chunk < 2 * PLACES; chunk++) {
-            u32 there = chunk / 6 * line + chunk / 2 % 3, unit = chunk % 2 * 4 + member;
+        for (u32 chunk = 0; chunk < 4 * PLACES; chunk++) {
+            u32 below = chunk / 12 * line * PIXEL;
 #pragma unroll
             for (u32 tile = 0; tile < TILES; tile++) {
-                uint4 p = unit_of(seen, corner[tile][0] + there, unit), q = unit_of(seen, corner[tile][1] + there, unit);
-                multiply(even[tile], p.x, q.x, p.y, q.y, w[chunk].x, w[chunk].y);
-                multiply(odd[tile], p.z, q.z, p.w, q.w, w[chunk].z, w[chunk].w);
+                uint4 a = load_tiles((at[tile][chunk / 4 % 3] ^ chunk % 4 * 32) + below);
+                multiply(sums[tile], a.x, a.y, a.z, a.w, w[chunk].x, w[chunk].y);
             }
         }
 #pragma unroll
@@ -453,7 +468,7 @@ narrow_conv(u16* out, const u16* x, const u16* weight, const float* bias, u32 he
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
                 u32 pixel = first + tile * 16 + i / 2 * 8 + group, y = top + pixel / columns, c = left + pixel % columns, output = member * 2 + i % 2;
-                float v = even[tile][i] + odd[tile][i] + b[i % 2];
+                float v = sums[tile][i] + b[i % 2];
                 if (pixel < pixels && y < height && c < width && output < outputs)
                     out[((size_t)y * width + c) * outputs + output] = narrow(activate ? relu(v) : v);
             }
