@@ -1,5 +1,5 @@
 // Residual and attention blocks over small images of 64 channels, where there are no gradients to prepare: a block of threads per image, and everything
-// in between in shared memory. As kernels of their own, the steps of such a block would mostly wait for each other. And a convolution that few others do well.
+// in between in shared memory. As kernels of their own, the steps of such a block would mostly wait for each other. And a convolution to few channels.
 //
 // A picture in shared memory is a row of pixels of 128 bytes: eight units of eight channels, in an order that keeps the accesses of a warp in different
 // banks. In a warp, `group` (lane / 4) is the row of either side of a product and `member` (lane % 4) says which columns.
