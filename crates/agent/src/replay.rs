@@ -332,10 +332,10 @@ impl Replay {
                 let expected = self.records_in(segment);
                 return Ok(Some(ReplayError::CutOff { path: path.clone(), expected, found: *found }));
             }
-            self.frame(record, &mut frame)?;
-            let bytes = self.read_record(record)?;
-            let path = self.path(segment, "frames");
-            Ok((checksum(&frame, &bytes) != bytes[9..]).then_some(ReplayError::Damaged { path, record }))
+            match self.frame(record, &mut frame) {
+                Err(damage @ ReplayError::Damaged { .. }) => Ok(Some(damage)),
+                read => read.map(|()| None),
+            }
         };
         let mut damaged = Vec::new();
         for (number, episode) in self.table.episodes.iter().enumerate() {
@@ -373,9 +373,14 @@ impl Replay {
         })
     }
 
-    /// Reads the frame of a record.
+    /// Reads the frame of a record, if it is still what was written.
     pub fn frame(&self, record: usize, out: &mut [u8]) -> Result<()> {
-        self.read(record, "frames", &self.files(record)?.frames, out)
+        self.read(record, "frames", &self.files(record)?.frames, out)?;
+        let bytes = self.read_record(record)?;
+        match checksum(out, &bytes) == bytes[9..] {
+            true => Ok(()),
+            false => Err(ReplayError::Damaged { path: self.path(record / SEGMENT, "frames"), record }),
+        }
     }
 
     /// The bytes of a record in one of its segment's files.
@@ -507,6 +512,8 @@ mod tests {
         let mut replay = open(&folder, 1000, table.clone()).unwrap();
         let damaged = replay.damaged_episodes().unwrap();
         assert!(matches!(damaged[..], [(2, ReplayError::Damaged { record: 5, .. })]), "{damaged:?}");
+        assert!(matches!(replay.frame(5, &mut frame), Err(ReplayError::Damaged { record: 5, .. })));
+        replay.frame(4, &mut frame).unwrap();
         replay.forget(&[2]);
         assert_eq!((replay.steps(), replay.open_episode()), (5, None));
         drop(replay);

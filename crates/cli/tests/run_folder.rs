@@ -69,6 +69,9 @@ fn a_damaged_replay_is_named_and_can_be_left_out() {
         text.contains("000000.frames is damaged: record 40") && text.contains("--forget-damaged"),
         "{text}"
     );
+    let dream = iris().args(["dream", "--from", "40"]).arg(&run).output().unwrap();
+    let text = stderr(&dream);
+    assert!(!dream.status.success() && text.contains("is damaged: record 40"), "{text}");
     let resumed = iris().args(["train", "--forget-damaged", "--resume"]).arg(&run).output().unwrap();
     assert!(
         resumed.status.success() && stderr(&resumed).contains("its episode is forgotten"),
