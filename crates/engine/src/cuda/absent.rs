@@ -41,10 +41,6 @@ impl Gpu {
         match *self {}
     }
 
-    pub fn has_clusters(&self) -> bool {
-        match *self {}
-    }
-
     pub fn shared_memory(&self) -> usize {
         match *self {}
     }

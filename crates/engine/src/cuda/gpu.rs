@@ -159,11 +159,6 @@ impl Gpu {
         turn.losses += 1;
     }
 
-    /// Whether blocks can work together in clusters.
-    pub fn has_clusters(&self) -> bool {
-        self.overlaps
-    }
-
     /// Bytes of shared memory that a block of [`launch_chained`](Gpu::launch_chained) can have, its kernel's own included.
     pub fn shared_memory(&self) -> usize {
         self.shared
