@@ -8,8 +8,9 @@ use engine::{Buffer, Device, Key, StepId, Stepper, Tape, Tensor};
 use super::Result;
 use crate::{Agent, Replay};
 
-/// Frames that go through the tokenizer at a time: as a batch needs them, and in tables that are filled before the first batch.
+/// Frames that go through the tokenizer at a time as a batch needs them, and at least where there are tables.
 const CHUNK: usize = 64;
+/// At most, where there are tables: what the tokenizer trains with fits as well.
 const TABLE_CHUNK: usize = 256;
 
 pub(super) struct Cache {
@@ -33,7 +34,7 @@ struct Tables {
     frames: Buffer,
     tokens: Buffer,
     reconstructions: Buffer,
-    /// Row numbers of the records being tokenised or rendered, i32 [TABLE_CHUNK].
+    /// Row numbers of the records being tokenised or rendered, i32 [frames at a time].
     places: Buffer,
     /// Row numbers of a batch, by its size.
     rows: HashMap<usize, Buffer>,
@@ -44,8 +45,8 @@ struct Tables {
 }
 
 impl Cache {
-    /// For a replay of up to `steps` steps.
-    pub fn new(device: &Device, agent: &Agent, steps: usize) -> Cache {
+    /// For a replay of up to `steps` steps, and a tokenizer that trains with `batch` frames.
+    pub fn new(device: &Device, agent: &Agent, steps: usize, batch: usize) -> Cache {
         let (size, k) = (agent.config.tokenizer.frame_size, agent.config.tokenizer.tokens());
         let pixels = size * size * 3;
         // The steppers and the networks' steps, which come later, need memory as well: more than twice as much at the paper's size.
@@ -58,7 +59,7 @@ impl Cache {
                 frames: device.buffer::<u8>("frames of the replay", [steps, size, size, 3]),
                 tokens: device.buffer::<i32>("tokens of the replay", [steps, k]),
                 reconstructions: device.float_buffer("reconstructions of the replay", [steps, size, size, 3]),
-                places: device.buffer::<i32>("rows of the replay", [TABLE_CHUNK]),
+                places: device.buffer::<i32>("rows of the replay", [batch.clamp(CHUNK, TABLE_CHUNK)]),
                 rows: HashMap::new(),
                 uploaded: vec![None; steps],
                 tokenised: vec![None; steps],
@@ -162,40 +163,20 @@ impl Cache {
         }
     }
 
-    /// Before the first of many batches: makes sure that the tables have these records' tokens. In one go that takes fewer and larger steps. Without
-    /// tables every batch computes what it needs.
-    pub fn prepare_tokens(&mut self, agent: &Agent, replay: &Replay, records: &[usize]) -> Result<()> {
-        match self.kept {
-            Kept::Gpu(_) => self.tokenise(agent, replay, records),
-            Kept::Host { .. } => Ok(()),
-        }
-    }
-
-    /// The same for their reconstructions.
-    pub fn prepare_reconstructions(
-        &mut self,
-        agent: &Agent,
-        replay: &Replay,
-        records: &[usize],
-    ) -> Result<()> {
-        match self.kept {
-            Kept::Gpu(_) => {
-                self.tokenise(agent, replay, records)?;
-                self.render(agent, records)
-            }
-            Kept::Host { .. } => Ok(()),
-        }
+    /// Whether tokens and reconstructions can all be computed before the first of many batches, in fewer and larger steps than as batches need them.
+    pub fn has_tables(&self) -> bool {
+        matches!(self.kept, Kept::Gpu(_))
     }
 
     /// Makes sure the tokens of these records are known.
-    fn tokenise(&mut self, agent: &Agent, replay: &Replay, records: &[usize]) -> Result<()> {
+    pub fn tokenise(&mut self, agent: &Agent, replay: &Replay, records: &[usize]) -> Result<()> {
         let Cache { stepper, frames, tokens_out, kept, .. } = self;
         let id = ("encode", agent.identity());
         match kept {
             Kept::Gpu(tables) => {
                 tables.upload(replay, records)?;
                 let missing = missing(records, |r| tables.tokenised[r % tables.capacity] == Some(r));
-                for chunk in missing.chunks(TABLE_CHUNK) {
+                for chunk in missing.chunks(tables.chunk()) {
                     tables.place(chunk)?;
                     let Tables { places, frames, tokens, .. } = &*tables;
                     stepper.infer_recorded(id, |tape| -> engine::Result<()> {
@@ -233,13 +214,13 @@ impl Cache {
     }
 
     /// Makes sure the reconstructions of these records, whose tokens are known, are known too.
-    fn render(&mut self, agent: &Agent, records: &[usize]) -> Result<()> {
+    pub fn render(&mut self, agent: &Agent, records: &[usize]) -> Result<()> {
         let Cache { stepper, tokens_in, rendered, kept, .. } = self;
         let id = ("decode", agent.identity());
         match kept {
             Kept::Gpu(tables) => {
                 let missing = missing(records, |r| tables.rendered[r % tables.capacity] == Some(r));
-                for chunk in missing.chunks(TABLE_CHUNK) {
+                for chunk in missing.chunks(tables.chunk()) {
                     tables.place(chunk)?;
                     let Tables { places, tokens, reconstructions, .. } = &*tables;
                     stepper.infer_recorded(id, |tape| -> engine::Result<()> {
@@ -287,9 +268,14 @@ impl Tables {
         Ok(())
     }
 
+    /// Frames at a time.
+    fn chunk(&self) -> usize {
+        self.places.shape().len()
+    }
+
     /// Says which rows a chunk of records has.
     fn place(&self, records: &[usize]) -> Result<()> {
-        let mut places = [-1; TABLE_CHUNK];
+        let mut places = vec![-1; self.chunk()];
         places.iter_mut().zip(records).for_each(|(place, r)| *place = (r % self.capacity) as i32);
         Ok(self.places.write(&places)?)
     }
@@ -364,7 +350,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("iris-cache-{}", std::process::id()));
         let mut replay = Replay::open(&folder, 16 * 16 * 3, 6, Table::default())?;
         replay.begin_writing()?;
-        let mut cache = Cache::new(&device, &agent, 100);
+        let mut cache = Cache::new(&device, &agent, 100, 1);
         let out = device.float_buffer("reconstructions", [3, 16, 16, 3]);
         for game in 0..5 {
             replay.begin_episode(game, false);

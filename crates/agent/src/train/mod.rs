@@ -214,7 +214,7 @@ impl Trainer {
             player: Player::new(device, &agent, 1),
             dreamer: Dreamer::new(device, &agent, p.schedule.batch, p.horizon, p.burn_in, key),
             stepper: Stepper::new(device, key),
-            cache: Cache::new(device, &agent, replay_rows(&config)),
+            cache: Cache::new(device, &agent, replay_rows(&config), config.tokenizer.schedule.batch),
             tokenizer_losses: Losses::new(device),
             world_model_losses: Losses::new(device),
             behaviour_losses: Losses::new(device),
@@ -342,7 +342,7 @@ impl Trainer {
         let steps = self.config.agent.world_model.steps;
         let batches = sample(updates, config.schedule.batch, || self.replay.sample_starting(&mut rng, steps));
         let records: Vec<usize> = batches.iter().flatten().flat_map(Segment::records).collect();
-        self.cache.prepare_tokens(&self.agent, &self.replay, &records)?;
+        self.prepare(observer, ("world model", updates), &records, false)?;
         for (update, segments) in batches.iter().enumerate() {
             self.fill_world_model_batch(segments, steps)?;
             let (model, batches) = (&self.agent.world_model, &self.batches);
@@ -365,6 +365,31 @@ impl Trainer {
         self.finish_updates("world model", &config.schedule);
         self.world_model_losses.finish(updates, means)?;
         self.updates_done(observer, "world model", updates)
+    }
+
+    /// Before an epoch's batches: the tokens of all their records, and what they are rendered as, if there are tables for them.
+    fn prepare(
+        &mut self,
+        observer: &mut dyn Observer,
+        (phase, updates): (&'static str, usize),
+        records: &[usize],
+        rendered: bool,
+    ) -> Result<()> {
+        /// After how many of them it may be stopped.
+        const PART: usize = 1 << 14;
+        if !self.cache.has_tables() {
+            return Ok(());
+        }
+        for part in records.chunks(PART) {
+            self.cache.tokenise(&self.agent, &self.replay, part)?;
+            if rendered {
+                self.cache.render(&self.agent, part)?;
+            }
+            if !observer.progress(phase, 0, updates) {
+                return Err(TrainError::Interrupted);
+            }
+        }
+        Ok(())
     }
 
     /// Tokens, actions, reward classes, ends and mask of segments into the input buffers.
@@ -407,10 +432,7 @@ impl Trainer {
         let frames = config.burn_in + 1;
         let batches = sample(updates, config.schedule.batch, || self.replay.sample_ending(&mut rng, frames));
         let records: Vec<usize> = batches.iter().flatten().flat_map(Segment::records).collect();
-        match config.burn_in {
-            0 => self.cache.prepare_tokens(&self.agent, &self.replay, &records)?,
-            _ => self.cache.prepare_reconstructions(&self.agent, &self.replay, &records)?,
-        }
+        self.prepare(observer, ("behaviour", updates), &records, config.burn_in > 0)?;
         for (update, segments) in batches.iter().enumerate() {
             self.fill_dream_start(segments, config.burn_in)?;
             let dreamt = self.dreamer.dream(&self.agent, Acting::Policy { temperature: 1.0 })?;

@@ -191,7 +191,7 @@ impl ConvShape {
     }
 }
 
-/// Whether it is one that we do ourselves: to fewer channels than tensor cores make at once, for which cuDNN has nothing good.
+/// Whether it is one that we do ourselves: to at most as many channels as tensor cores make at once, for which cuDNN has nothing good.
 fn is_narrow(shape: &ConvShape) -> bool {
     shape.inputs == 64 && shape.outputs <= WIDE && shape.stride == 1
 }
