@@ -72,6 +72,7 @@ fn a_damaged_replay_is_named_and_can_be_left_out() {
     let dream = iris().args(["dream", "--from", "40"]).arg(&run).output().unwrap();
     let text = stderr(&dream);
     assert!(!dream.status.success() && text.contains("is damaged: record 40"), "{text}");
+    assert!(text.contains("--forget-damaged --resume"), "{text}");
     let resumed = iris().args(["train", "--forget-damaged", "--resume"]).arg(&run).output().unwrap();
     assert!(
         resumed.status.success() && stderr(&resumed).contains("its episode is forgotten"),

@@ -30,7 +30,7 @@ pub enum Error {
     #[error("`{name}` is in use by another step; finish that one first")]
     InUse { name: String },
 
-    #[error("`{name}` lies on another device than the step that uses it")]
+    #[error("`{name}` lies on another device than the step that uses it; make it with the step's device")]
     OtherDevice { name: String },
 
     #[error("`{name}` holds {expected} values, but {got} were given")]

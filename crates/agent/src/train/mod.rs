@@ -30,7 +30,9 @@ pub enum TrainError {
     #[error(transparent)]
     Env(#[from] envs::EnvError),
     #[error(transparent)]
-    Replay(#[from] ReplayError),
+    Replay(ReplayError),
+    #[error("{0}; `iris train --forget-damaged --resume` goes on without the episodes that are damaged")]
+    DamagedReplay(ReplayError),
     #[error(transparent)]
     Play(#[from] PlayError),
     #[error("tokenizer.perceptual: {0}")]
@@ -48,6 +50,15 @@ pub enum TrainError {
 }
 
 type Result<T, E = TrainError> = std::result::Result<T, E>;
+
+impl From<ReplayError> for TrainError {
+    fn from(error: ReplayError) -> TrainError {
+        match error {
+            ReplayError::Io { .. } => TrainError::Replay(error),
+            ReplayError::CutOff { .. } | ReplayError::Damaged { .. } => TrainError::DamagedReplay(error),
+        }
+    }
+}
 
 impl TrainError {
     /// Which of the networks it was that diverged.
