@@ -141,10 +141,10 @@ impl Stepper {
         id: StepId,
         step: impl FnOnce(&mut Tape) -> Result<(), E>,
     ) -> Result<(), E> {
-        gpu.begin_recording()?;
+        let recording = gpu.begin_recording()?;
         let result = step(&mut self.tape);
         let slots = self.tape.bound_slots();
-        let graph = gpu.end_recording();
+        let graph = recording.end();
         self.tape.reset();
         result?;
         let graph = graph?;

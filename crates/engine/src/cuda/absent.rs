@@ -9,6 +9,7 @@ use crate::{Error, Precision, Result};
 pub(crate) enum Gpu {}
 pub(crate) enum DeviceMemory {}
 pub(crate) enum Graph {}
+pub(crate) struct Recording<'a>(&'a Gpu);
 
 pub(crate) struct Turn {
     pub arena: Arena,
@@ -38,6 +39,10 @@ impl Gpu {
     }
 
     pub fn free_arena(&self) {
+        match *self {}
+    }
+
+    pub fn has_clusters(&self) -> bool {
         match *self {}
     }
 
@@ -140,12 +145,14 @@ impl Gpu {
         match *self {}
     }
 
-    pub fn begin_recording(&self) -> Result<()> {
+    pub fn begin_recording(&self) -> Result<Recording<'_>> {
         match *self {}
     }
+}
 
-    pub fn end_recording(&self) -> Result<Graph> {
-        match *self {}
+impl Recording<'_> {
+    pub fn end(self) -> Result<Graph> {
+        match *self.0 {}
     }
 }
 

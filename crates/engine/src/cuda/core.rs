@@ -23,6 +23,8 @@ pub(super) struct Core {
     pub peak: AtomicUsize,
     /// Whether work is being written down instead of done.
     pub recording: AtomicBool,
+    /// What the step being recorded must not have done.
+    pub refused: Mutex<Option<Error>>,
     /// The first thing that went wrong where nothing could be returned; every later call reports it.
     pub failure: Mutex<Option<Error>>,
     /// Where kernels report what they find wrong.

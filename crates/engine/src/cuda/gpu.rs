@@ -96,6 +96,7 @@ impl Gpu {
             used: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
             recording: AtomicBool::new(false),
+            refused: Mutex::new(None),
             failure: Mutex::new(None),
             fault,
             ops: Mutex::new(Vec::new()),
@@ -143,9 +144,6 @@ impl Gpu {
         self.turn.lock().unwrap_or_else(|poisoned| {
             // A step panicked with the memory in its hands.
             self.turn.clear_poison();
-            if self.core.recording.load(Ordering::Relaxed) {
-                let _ = self.end_recording();
-            }
             let mut turn = poisoned.into_inner();
             turn.losses += 1;
             turn
@@ -157,6 +155,11 @@ impl Gpu {
         let mut turn = self.turn();
         turn.arena = Arena::default();
         turn.losses += 1;
+    }
+
+    /// Whether blocks can work together in clusters.
+    pub fn has_clusters(&self) -> bool {
+        self.overlaps
     }
 
     /// Bytes of shared memory that a block of [`launch_chained`](Gpu::launch_chained) can have, its kernel's own included.
@@ -183,11 +186,15 @@ impl Gpu {
         DeviceMemory::new(&self.core, bytes)
     }
 
-    /// Zeroes a new buffer.
+    /// Zeroes a new buffer. While a step is being recorded there must be none; the recording says so when it ends.
     pub fn zero(&self, at: u64, bytes: usize) {
         match self.core.check_not_recording("making a buffer") {
             Ok(()) => self.fill_bytes(at, 0, bytes),
-            Err(error) => self.core.fail(error),
+            Err(error) => {
+                if let Ok(mut refused) = self.core.refused.lock() {
+                    refused.get_or_insert(error);
+                }
+            }
         }
     }
 
@@ -363,8 +370,8 @@ impl Gpu {
         found as i32
     }
 
-    /// From here to [`end_recording`](Gpu::end_recording) work is written down instead of done.
-    pub fn begin_recording(&self) -> Result<()> {
+    /// From here to the end of the recording work is written down instead of done.
+    pub fn begin_recording(&self) -> Result<Recording<'_>> {
         self.core.check()?;
         // The arena may have to take memory for the step while it is written down.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -372,10 +379,10 @@ impl Gpu {
         unsafe { result::stream::begin_capture(self.core.stream(), mode) }
             .map_err(driver("recording a step"))?;
         self.core.recording.store(true, Ordering::Relaxed);
-        Ok(())
+        Ok(Recording { gpu: self, over: false })
     }
 
-    pub fn end_recording(&self) -> Result<Graph> {
+    fn end_recording(&self) -> Result<Graph> {
         self.core.recording.store(false, Ordering::Relaxed);
         // SAFETY: begun by `begin_recording`.
         let graph =
@@ -389,14 +396,40 @@ impl Gpu {
         let graph =
             Graph { exec: exec.map_err(driver("preparing a recorded step"))?, core: self.core.clone() };
         self.core.check()?;
-        Ok(graph)
+        match lock(&self.core.refused)?.take() {
+            Some(error) => Err(error),
+            None => Ok(graph),
+        }
     }
 }
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // What is freed next may still be in use, and belongs to this context.
-        let _ = self.core.wait();
+        // What is freed next may still be in use, and belongs to this context, whatever went wrong before.
+        let _ = self.core.enter();
+        // SAFETY: the stream is alive as long as the core.
+        let _ = unsafe { result::stream::synchronize(self.core.stream) };
+    }
+}
+
+/// A step being recorded. It ends with this, also when the step panics.
+pub(crate) struct Recording<'a> {
+    gpu: &'a Gpu,
+    over: bool,
+}
+
+impl Recording<'_> {
+    pub fn end(mut self) -> Result<Graph> {
+        self.over = true;
+        self.gpu.end_recording()
+    }
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        if !self.over {
+            let _ = self.gpu.end_recording();
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Finding NVIDIA's libraries: where the system looks, the usual folders, and the pip wheels' folders.
 
+use std::ffi::{CStr, c_void};
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -43,6 +44,15 @@ enum Version {
     Pair(&'static [u8]),
     /// Returned as one number: main version times 10,000, or times 1,000 in older ones.
     Number(&'static [u8]),
+}
+
+impl Version {
+    /// The function that says it.
+    fn function(self) -> &'static [u8] {
+        match self {
+            Version::Pair(name) | Version::Number(name) => name,
+        }
+    }
 }
 
 /// The driver comes first.
@@ -93,14 +103,18 @@ pub fn libraries() -> &'static [Library] {
 
 fn find(wanted: &Wanted, driver: Option<i32>, folders: &[PathBuf]) -> std::result::Result<String, String> {
     let files = wanted.files.iter().filter(|file| runs_on(file, driver));
-    let place = files.into_iter().find_map(|file| open(file, folders));
-    let place = place.ok_or_else(|| format!("not found; {}", wanted.advice))?;
-    let Some(Plain { file, version, oldest }) = &wanted.plain else { return Ok(place) };
+    let loaded = files.into_iter().find_map(|file| open(file, folders));
+    let loaded = loaded.ok_or_else(|| format!("not found; {}", wanted.advice))?;
+    let known = |file: Option<String>| file.unwrap_or("the system's search path".into());
+    let Some(Plain { file, version, oldest }) = &wanted.plain else {
+        return Ok(known(file_of(&loaded, b"cuDriverGetVersion")));
+    };
     match main_version(file, *version) {
         Some(found) if found < *oldest => Err(format!(
             "the system's {file} is of version {found} and comes before newer ones, but at least {oldest} is needed: take it off the search path (LD_LIBRARY_PATH, or its package)"
         )),
-        _ => Ok(place),
+        // What has the plain name is what is used.
+        _ => Ok(known(file_of(&for_good(Path::new(file)).unwrap_or(loaded), version.function()))),
     }
 }
 
@@ -156,23 +170,24 @@ fn check(libraries: &[Library]) -> Result<()> {
     })
 }
 
-fn open(file: &str, folders: &[PathBuf]) -> Option<String> {
-    if for_good(Path::new(file)).is_some() {
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-        return Some(mapped(&maps, file).unwrap_or("the system's search path").into());
-    }
-    let path = folders
-        .iter()
-        .map(|folder| folder.join(file))
-        .find(|path| path.is_file() && for_good(path).is_some())?;
-    Some(path.display().to_string())
+fn open(file: &str, folders: &[PathBuf]) -> Option<ManuallyDrop<Loaded>> {
+    let by_path = |folder: &PathBuf| Some(folder.join(file)).filter(|path| path.is_file());
+    for_good(Path::new(file)).or_else(|| folders.iter().filter_map(by_path).find_map(|path| for_good(&path)))
 }
 
-/// The file that a library was loaded from, whatever follows its name, as Linux lists a process's memory.
-fn mapped<'a>(maps: &'a str, file: &str) -> Option<&'a str> {
-    let stem = file.split_inclusive(".so").next().unwrap_or(file);
-    let files = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
-    files.into_iter().find(|path| path.rsplit('/').next().is_some_and(|name| name.starts_with(stem)))
+/// The file that a library's function was loaded from.
+fn file_of(library: &Loaded, function: &[u8]) -> Option<String> {
+    // SAFETY: the function is not called. What is written about it is a name that lives as long as the library.
+    let name = unsafe {
+        let at = library.get::<*const c_void>(function).ok()?.into_raw();
+        let mut about: libc::Dl_info = std::mem::zeroed();
+        if libc::dladdr(at, &mut about) == 0 || about.dli_fname.is_null() {
+            return None;
+        }
+        CStr::from_ptr(about.dli_fname).to_string_lossy().into_owned()
+    };
+    // Links lead to a name with the whole version.
+    Some(std::fs::canonicalize(&name).map_or(name, |path| path.display().to_string()))
 }
 
 /// Loads a library for good, visible to those that ask for it by name later.
@@ -228,14 +243,11 @@ mod tests {
 
     #[test]
     fn the_file_behind_a_name_is_found() {
-        let maps = "7f01-7f02 r-xp 00000000 08:01 42                 /opt/cuda/lib64/libnvrtc-builtins.so.13.0.88\n\
-                    7f03-7f04 r--p 00000000 08:01 43                 /opt/my cuda/lib64/libnvrtc.so.13.0.88\n\
-                    7f05-7f06 rw-p 00000000 00:00 0 \n";
-        assert_eq!(mapped(maps, "libnvrtc.so.13"), Some("/opt/my cuda/lib64/libnvrtc.so.13.0.88"));
-        assert_eq!(mapped(maps, "libcudnn.so.9"), None);
-        assert!(for_good(Path::new("libc.so.6")).is_some());
-        let own = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-        assert!(mapped(&own, "libc.so.6").is_some_and(|path| path.ends_with("libc.so.6")));
+        let library = for_good(Path::new("libc.so.6")).unwrap();
+        assert!(
+            file_of(&library, b"malloc").is_some_and(|file| file.contains("libc") && file.starts_with('/'))
+        );
+        assert_eq!(file_of(&library, b"cudnnGetVersion"), None);
     }
 
     /// The C library stands in for one that does not say its version, and for one that is not there.

@@ -108,8 +108,9 @@ impl Tape {
         out: &Block,
     ) -> Result<()> {
         let dtype = self.float();
+        let from_outside = self.is_bound(weight) && self.is_bound(bias);
         let (input, weight) = (self.operand(x, dtype)?, self.operand(weight, dtype)?);
-        if dtype == DType::BF16 && residual.is_none() && is_narrow(shape) {
+        if dtype == DType::BF16 && residual.is_none() && is_narrow(shape) && from_outside {
             let at = [out.at(), input.at, weight.at, self.at(bias)];
             self.gpu().map_or(Ok(()), |gpu| narrow_conv(gpu, shape, at, relu))?;
             self.release(input);

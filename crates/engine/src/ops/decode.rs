@@ -100,12 +100,15 @@ impl Tape {
         self.linear_residual(h, weight, Some(bias), x)
     }
 
-    /// Whether fused kernels may take these: on a GPU in bf16, without gradient, with nothing wrong.
-    pub(super) fn fuses(&self, tensors: &[Tensor]) -> bool {
+    /// Whether fused kernels may take these: on a GPU in bf16, without gradient, with nothing wrong. They may start to read parameters while what comes
+    /// before them still runs, so those must not come out of the step.
+    pub(super) fn fuses(&self, x: Tensor, params: &[Tensor]) -> bool {
+        let all = [params, &[x]].concat();
         self.gpu().is_some()
             && self.float() == DType::BF16
-            && self.check_f32(OP, tensors).is_ok()
-            && !self.any_needs_grad(tensors)
+            && self.check_f32(OP, &all).is_ok()
+            && !self.any_needs_grad(&all)
+            && params.iter().all(|tensor| self.is_bound(*tensor))
     }
 
     /// Whether the fused kernels can do it: one token per sequence, in shapes they know.
@@ -115,8 +118,7 @@ impl Tape {
         let (linear, norms) = block.layers();
         let mut tensors = linear.concat();
         tensors.extend(norms.concat());
-        tensors.push(x);
-        self.fuses(&tensors)
+        self.fuses(x, &tensors)
             && cache.head_width == HEAD
             && (1..=WIDEST).contains(&width)
             && hidden > 0
@@ -212,7 +214,7 @@ impl Tape {
 
     fn takes_fused_head(&self, x: Tensor, head: &DecodeHead) -> bool {
         let (width, outputs) = (x.shape().last(), head.out[0].shape().rows());
-        self.fuses(&[&[x], &head.norm[..], &head.hidden, &head.out].concat())
+        self.fuses(x, &[head.norm, head.hidden, head.out].concat())
             && matches!(x.dims(), [_, 1, _])
             && x.len() > 0
             && (1..=WIDEST).contains(&width)

@@ -2,6 +2,7 @@ use super::Backward;
 use crate::cpu::{self, math, multiversion};
 use crate::cuda::{Arg, Grid};
 use crate::memory::Block;
+use crate::tape::Grad;
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// Group normalisation over NHWC images, optionally followed by swish (x * sigmoid(x)) in the same pass.
@@ -57,6 +58,11 @@ impl Tape {
             let tensors = [to, statistics, self.view(x), gain, shift];
             let args = [&tensors[..], &sizes, &[Arg::F32(epsilon), Arg::Flag(swish)]].concat();
             gpu.launch("group_norm_whole", sums.whole_grid(), &args)?;
+        } else if let Some((kernel, grid)) = self.keeper_for(&KEEPERS, &sums, &[x.dtype()], groups) {
+            let at = [out.at(), statistics.at(), self.at(x), self.at(gain), self.at(shift)].map(Arg::At);
+            let sizes = [sums.pixels, channels, groups].map(Arg::U32);
+            let args = [&at[..], &sizes, &[Arg::F32(epsilon), Arg::Flag(swish)]].concat();
+            self.gpu().map_or(Ok(()), |gpu| gpu.launch(kernel, grid, &args))?;
         } else if self.gpu().is_some() {
             let parts = self.scratch(sums.len());
             if let Some(gpu) = self.gpu() {
@@ -104,6 +110,56 @@ impl Tape {
             self.record(GroupNorm { x, gain, shift, swish, statistics, groups, out });
         }
         Ok(out)
+    }
+}
+
+/// A kernel for which a cluster of blocks keeps an image while it reads it once.
+struct Keeper {
+    kernel: &'static str,
+    blocks: usize,
+    threads: usize,
+    /// How many times eight channels a thread keeps.
+    kept: usize,
+}
+
+const fn keeper(kernel: &'static str, blocks: usize, threads: usize, kept: usize) -> Keeper {
+    Keeper { kernel, blocks, threads, kept }
+}
+
+/// From small to large images.
+const KEEPERS: [Keeper; 3] = [
+    keeper("group_norm_128k", 4, 256, 8),
+    keeper("group_norm_256k", 8, 256, 8),
+    keeper("group_norm_512k", 8, 256, 16),
+];
+
+const GRADIENT_KEEPERS: [Keeper; 4] = [
+    keeper("group_norm_gradient_32k", 1, 256, 8),
+    keeper("group_norm_gradient_128k", 4, 256, 8),
+    keeper("group_norm_gradient_256k", 8, 256, 8),
+    keeper("group_norm_gradient_512k", 8, 512, 8),
+];
+
+impl Tape {
+    /// The first of these that can do it, and its grid: all tensors are in bf16, channels and groups powers of two.
+    fn keeper_for(
+        &self,
+        keepers: &'static [Keeper],
+        sums: &Sums,
+        dtypes: &[DType],
+        groups: usize,
+    ) -> Option<(&'static str, Grid)> {
+        let Sums { batch, pixels, channels, .. } = *sums;
+        let fits = self.gpu()?.has_clusters()
+            && dtypes.iter().all(|dtype| *dtype == DType::BF16)
+            && channels.is_power_of_two()
+            && (8..=128).contains(&channels)
+            && groups.is_power_of_two();
+        // Each of the blocks has its share of the pixels.
+        let holds = |k: &&Keeper| pixels.div_ceil(k.blocks) * channels <= k.threads * k.kept * 8;
+        let keeper = keepers.iter().filter(|_| fits).find(holds)?;
+        let grid = Grid { blocks: (batch * keeper.blocks, 1), threads: keeper.threads, shared: 0 };
+        Some((keeper.kernel, grid))
     }
 }
 
@@ -164,9 +220,47 @@ impl GroupNorm {
     fn gpu_backward(self, tape: &mut Tape, dy: Block) -> Result<()> {
         let sums = Sums::of(self.x, GRADIENT_BLOCKS);
         let (batch, channels) = (sums.batch, sums.channels);
+        let shares = tape.scratch(batch * 2 * channels);
+        let dx = tape.grad(self.x);
+        let to = dx.as_ref().map_or(DType::BF16, |dx| dx.dtype());
+        let dtypes = [self.x.dtype(), self.out.dtype(), to];
+        if let Some((kernel, grid)) = tape.keeper_for(&GRADIENT_KEEPERS, &sums, &dtypes, self.groups) {
+            let (to, add) = dx.as_ref().map_or((0, false), |dx| (dx.at(), dx.accumulate));
+            let inputs = [self.x, self.statistics, self.gain, self.shift].map(|tensor| tape.at(tensor));
+            let [x, statistics, gain, shift] = inputs;
+            let at = [to, x, dy.at(), statistics, gain, shift, shares.at()].map(Arg::At);
+            let sizes = [sums.pixels, channels, self.groups].map(Arg::U32);
+            let args = [&at[..], &sizes, &[Arg::Flag(self.swish), Arg::Flag(add)]].concat();
+            tape.gpu().map_or(Ok(()), |gpu| gpu.launch(kernel, grid, &args))?;
+        } else {
+            self.gpu_backward_in_parts(tape, &sums, &dy, dx.as_ref(), &shares)?;
+        }
+        dx.into_iter().for_each(|dx| tape.put_grad(dx));
+        for (part, parameter) in [(0, self.shift), (1, self.gain)] {
+            if let Some(grad) = tape.grad(parameter) {
+                let (first, stride) = (part * channels, 2 * channels);
+                tape.gpu_join_columns(grad.view(), &shares, first, batch, stride, channels, grad.accumulate)?;
+                tape.put_grad(grad);
+            }
+        }
+        for block in [shares, dy] {
+            tape.give_back(block);
+        }
+        Ok(())
+    }
+
+    /// Sums over parts of the images, then everything else: whatever their size and type.
+    fn gpu_backward_in_parts(
+        &self,
+        tape: &mut Tape,
+        sums: &Sums,
+        dy: &Block,
+        dx: Option<&Grad>,
+        shares: &Block,
+    ) -> Result<()> {
+        let (batch, channels) = (sums.batch, sums.channels);
         let parts = tape.scratch(sums.len());
         let factors = tape.scratch(batch * 3 * channels);
-        let shares = tape.scratch(batch * 2 * channels);
         let d = Arg::View(dy.at(), self.out.dtype());
         let statistics = Arg::At(tape.at(self.statistics));
         let (gain, shift) = (Arg::At(tape.at(self.gain)), Arg::At(tape.at(self.shift)));
@@ -181,27 +275,15 @@ impl GroupNorm {
             let groups = [Arg::U32(self.groups), Arg::U32(batch * self.groups)];
             let args = [&tensors[..], &sizes, &groups].concat();
             gpu.launch("group_norm_factors", Grid::blocks((batch * self.groups).div_ceil(256)), &args)?;
-        }
-        if let Some(dx) = tape.grad(self.x) {
-            if let Some(gpu) = tape.gpu() {
+            if let Some(dx) = dx {
                 let tensors =
                     [dx.view(), tape.view(self.x), d, statistics, gain, shift, Arg::At(factors.at())];
-                let sizes = [sums.pixels, channels, sums.splits].map(Arg::U32);
                 let args = [&tensors[..], &sizes, &[swish, Arg::Flag(dx.accumulate)]].concat();
                 gpu.launch("group_norm_gradient", sums.grid(), &args)?;
             }
-            tape.put_grad(dx);
         }
-        for (part, parameter) in [(0, self.shift), (1, self.gain)] {
-            if let Some(grad) = tape.grad(parameter) {
-                let (first, stride) = (part * channels, 2 * channels);
-                tape.gpu_join_columns(grad.view(), &shares, first, batch, stride, channels, grad.accumulate)?;
-                tape.put_grad(grad);
-            }
-        }
-        for block in [parts, factors, shares, dy] {
-            tape.give_back(block);
-        }
+        tape.give_back(parts);
+        tape.give_back(factors);
         Ok(())
     }
 }
@@ -509,6 +591,13 @@ mod tests {
             (1, 7, 7, 512, 4),
             (1, 8, 7, 260, 2),
             (1, 1, 2, 1028, 4),
+            // Kept by clusters of blocks, and more than they keep.
+            (2, 20, 17, 64, 32),
+            (1, 40, 41, 64, 32),
+            (1, 33, 9, 8, 1),
+            (1, 17, 18, 128, 4),
+            (1, 64, 64, 64, 16),
+            (1, 65, 64, 64, 32),
         ];
         for (batch, height, width, channels, groups) in shapes {
             for swish in [false, true] {
@@ -517,11 +606,30 @@ mod tests {
                 });
             }
         }
-        // x used twice.
-        check_gradients(&[&[1, 2, 2, 4], &[4], &[4]], |tape, x| {
-            let y = tape.group_norm(x[0], x[1], x[2], 2, 1e-6, true)?;
-            tape.add(y, x[0])
-        });
+        let shapes =
+            [(1, 2, 2, 4, 2), (1, 9, 9, 64, 4), (2, 20, 17, 64, 32), (1, 40, 41, 64, 1), (1, 64, 64, 64, 32)];
+        for (batch, height, width, channels, groups) in shapes {
+            let image = [batch, height, width, channels];
+            // x used twice.
+            check_gradients(&[&image, &[channels], &[channels]], |tape, x| {
+                let y = tape.group_norm(x[0], x[1], x[2], groups, 1e-6, true)?;
+                tape.add(y, x[0])
+            });
+            // x without a gradient, stored as activations are.
+            check_gradients(&[&[channels], &[channels]], |tape, x| {
+                let fixed = frames(tape, image)?;
+                tape.group_norm(fixed, x[0], x[1], groups, 1e-6, true)
+            });
+        }
+    }
+
+    /// Images of all bytes.
+    fn frames(tape: &mut Tape, image: [usize; 4]) -> Result<Tensor> {
+        let bytes: Vec<u8> = (0..image.iter().product::<usize>()).map(|i| (i * 89 % 251) as u8).collect();
+        let mut block = tape.alloc(bytes.len(), DType::U8);
+        block.write(0, &bytes)?;
+        let bytes = tape.push(block, image, DType::U8, false);
+        tape.frames(bytes, 1.0 / 128.0, -1.0)
     }
 
     /// Mean and variance stay exact when the mean is a thousand times the deviation.

@@ -81,7 +81,9 @@ impl Tape {
 
     /// Whether a fused kernel may take these: small images of 64 channels, stored in bf16, and no gradients.
     fn fuses_image(&self, x: Tensor, tensors: &[Tensor], groups: usize) -> bool {
-        self.fuses(&[tensors, &[x]].concat())
+        let exact = |tensor: &Tensor| tensor.dims().len() > 1 || tensor.dtype() == DType::F32;
+        self.fuses(x, tensors)
+            && tensors.iter().all(exact)
             && x.dtype() == DType::BF16
             && matches!(x.dims(), &[_, h, w, CHANNELS] if (1..=PIXELS).contains(&(h * w)))
             && x.len() > 0

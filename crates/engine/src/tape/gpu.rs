@@ -51,6 +51,11 @@ impl Tape {
         }
     }
 
+    /// Whether it was there before the step: a parameter, or a buffer.
+    pub(crate) fn is_bound(&self, tensor: Tensor) -> bool {
+        matches!(self.nodes[tensor.node as usize].data, Data::Bound { .. })
+    }
+
     pub(crate) fn view(&self, tensor: Tensor) -> Arg {
         Arg::View(self.at(tensor), tensor.dtype)
     }

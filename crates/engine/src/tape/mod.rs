@@ -6,7 +6,7 @@ mod gradients;
 use std::sync::Arc;
 
 pub(crate) use gpu::Operand;
-pub(crate) use gradients::add_or_set;
+pub(crate) use gradients::{Grad, add_or_set};
 
 use crate::cuda::{Arg, Grid};
 use crate::device::{Bf16, Element, Slot, from_bf16};

@@ -250,8 +250,14 @@ fn a_recorded_step_leaves_other_buffers_alone() -> Result<()> {
         })
     };
     run(&|| Ok(()))?;
-    let uses: [fn(&crate::Buffer) -> Result<()>; 2] =
-        [|other| other.write(&[1i32; 4]), |other| other.read::<i32>().map(|_| ())];
+    let uses: [fn(&crate::Buffer) -> Result<()>; 3] = [
+        |other| other.write(&[1i32; 4]),
+        |other| other.read::<i32>().map(|_| ()),
+        |other| {
+            other.device().buffer::<i32>("new", [4]);
+            Ok(())
+        },
+    ];
     for use_other in uses {
         let result = run(&|| use_other(&other));
         match device.is_gpu() {

@@ -20,15 +20,6 @@ __device__ __forceinline__ uint4& unit_of(u8* picture, u32 pixel, u32 unit) { re
 // Two neighbouring channels; the first of them is even.
 __device__ __forceinline__ u32& pair_of(u8* picture, u32 pixel, u32 channel) { return *(u32*)(picture + unit_at(pixel, channel / 8) + channel % 8 * 2); }
 
-__device__ __forceinline__ void widen_unit(float (&v)[8], const uint4& unit) {
-    v[0] = low_half(unit.x); v[1] = high_half(unit.x); v[2] = low_half(unit.y); v[3] = high_half(unit.y);
-    v[4] = low_half(unit.z); v[5] = high_half(unit.z); v[6] = low_half(unit.w); v[7] = high_half(unit.w);
-}
-
-__device__ __forceinline__ uint4 narrow_unit(const float (&v)[8]) {
-    return make_uint4(narrow_pair(v[0], v[1]), narrow_pair(v[2], v[3]), narrow_pair(v[4], v[5]), narrow_pair(v[6], v[7]));
-}
-
 // Starts to copy rows of 64, pixels of an image or rows of a weight.
 __device__ __forceinline__ void fetch_picture(u8* picture, const u16* from, u32 rows) {
 #pragma unroll 1

@@ -219,6 +219,16 @@ __device__ __forceinline__ void await_fetches() { asm volatile("cp.async.wait_al
 __device__ __forceinline__ float low_half(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_half(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 
+// Eight elements in 16 bytes.
+__device__ __forceinline__ void widen_unit(float (&v)[8], const uint4& unit) {
+    v[0] = low_half(unit.x); v[1] = high_half(unit.x); v[2] = low_half(unit.y); v[3] = high_half(unit.y);
+    v[4] = low_half(unit.z); v[5] = high_half(unit.z); v[6] = low_half(unit.w); v[7] = high_half(unit.w);
+}
+
+__device__ __forceinline__ uint4 narrow_unit(const float (&v)[8]) {
+    return make_uint4(narrow_pair(v[0], v[1]), narrow_pair(v[2], v[3]), narrow_pair(v[4], v[5]), narrow_pair(v[6], v[7]));
+}
+
 // sums [16, 8] += a [16, 16] b [16, 8]
 __device__ __forceinline__ void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
