@@ -18,17 +18,17 @@ pub struct Player {
 
 impl Player {
     /// A player of `batch` games at once.
-    pub fn new(device: &Device, agent: &Agent, batch: usize) -> Player {
+    pub fn new(device: &Device, agent: &Agent, batch: usize) -> engine::Result<Player> {
         let (size, width) = (agent.config.tokenizer.frame_size, agent.config.actor_critic.hidden);
-        Player {
+        Ok(Player {
             stepper: Stepper::new(device, Key::new(0, 0)),
-            frames: device.buffer::<u8>("frames", [batch, size, size, 3]),
-            hidden: device.buffer::<f32>("hidden state", [batch, width]),
-            cell: device.buffer::<f32>("cell state", [batch, width]),
-            actions: device.buffer::<i32>("actions", [batch]),
+            frames: device.buffer::<u8>("frames", [batch, size, size, 3])?,
+            hidden: device.buffer::<f32>("hidden state", [batch, width])?,
+            cell: device.buffer::<f32>("cell state", [batch, width])?,
+            actions: device.buffer::<i32>("actions", [batch])?,
             batch,
             width,
-        }
+        })
     }
 
     /// The randomness of the next actions.

@@ -136,14 +136,14 @@ impl Bench {
     }
 
     fn integers(&mut self, name: &str, shape: impl Into<Shape>, below: u32) -> Result<Buffer> {
-        let buffer = self.device.buffer::<i32>(name, shape);
+        let buffer = self.device.buffer::<i32>(name, shape)?;
         let values: Vec<i32> = (0..buffer.shape().len()).map(|_| self.rng.below(below) as i32).collect();
         buffer.write(&values)?;
         Ok(buffer)
     }
 
     fn numbers(&mut self, name: &str, shape: impl Into<Shape>) -> Result<Buffer> {
-        let buffer = self.device.buffer::<f32>(name, shape);
+        let buffer = self.device.buffer::<f32>(name, shape)?;
         let values: Vec<f32> = (0..buffer.shape().len()).map(|_| self.rng.uniform()).collect();
         buffer.write(&values)?;
         Ok(buffer)
@@ -211,7 +211,7 @@ impl Bench {
     fn behaviour(&mut self) -> Result<f64> {
         let batch = self.batch(4, 64);
         let agent = Agent::new(&self.device, &self.config, 0)?;
-        let mut dreamer = Dreamer::new(&self.device, &agent, batch, 20, 20, Key::new(0, 1));
+        let mut dreamer = Dreamer::new(&self.device, &agent, batch, 20, 20, Key::new(0, 1))?;
         let frames = self.numbers("frames", [batch, 20, 64, 64, 3])?;
         dreamer.start().frames.write(&frames.read::<f32>()?)?;
         dreamer.start().mask.write(&vec![1i32; batch * 20])?;
@@ -229,7 +229,7 @@ impl Bench {
         let batch = self.batch(8, 64);
         let tokens = self.integers("tokens", [batch, 1], 512)?;
         let model = self.new_world_model()?;
-        let mut memory = model.memory(&self.device, batch);
+        let mut memory = model.memory(&self.device, batch)?;
         let seconds = self.time(|bench| {
             for frame in 0..20 {
                 memory.set_len(frame * TOKENS);

@@ -16,7 +16,6 @@ mod selftest;
 mod source;
 mod train;
 
-use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -29,30 +28,13 @@ pub fn main() -> ExitCode {
     if let Some(folder) = args.roms {
         envs::atari::set_rom_folder(folder);
     }
-    match in_memory(|| run(args.command)) {
+    match run(args.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", in_one_line(&error));
             ExitCode::FAILURE
         }
     }
-}
-
-/// Memory that runs out is an error like any other here, not a panic.
-fn in_memory(work: impl FnOnce() -> Result<()>) -> Result<()> {
-    let report = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| {
-        if !info.payload().is::<engine::OutOfMemory>() {
-            report(info);
-        }
-    }));
-    // Nothing that was in the making when memory ran out is used again.
-    std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        match panic.downcast::<engine::OutOfMemory>() {
-            Ok(full) => Err((*full).into()),
-            Err(other) => std::panic::resume_unwind(other),
-        }
-    })
 }
 
 fn run(command: args::Command) -> Result<()> {
