@@ -113,6 +113,7 @@ pub struct Device {
 impl Device {
     /// The CPU with `threads` worker threads, or one per core. Results do not depend on the number.
     pub fn cpu(threads: Option<usize>) -> Result<Device> {
+        crate::cpu::check_isa()?;
         let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
         if threads == 0 {
             return Err(Error::Threads { threads, reason: "at least one is needed".into() });
@@ -123,6 +124,14 @@ impl Device {
             .build()
             .map_err(|e| Error::Threads { threads, reason: e.to_string() })?;
         Ok(Device { pool: Arc::new(pool), gpu: None })
+    }
+
+    /// The CPU with the kernels of one instruction set.
+    #[cfg(test)]
+    pub(crate) fn cpu_with(isa: crate::cpu::Isa, threads: usize) -> Device {
+        let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
+        let pool = builder.start_handler(move |_| crate::cpu::force_isa(isa)).build().unwrap();
+        Device { pool: Arc::new(pool), gpu: None }
     }
 
     /// The first NVIDIA GPU.
