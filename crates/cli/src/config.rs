@@ -59,7 +59,7 @@ pub fn resolve(args: &ConfigArgs) -> Result<TrainConfig> {
 }
 
 /// A preset, then a file, then `key.sub=value` overrides, each on top of what came before.
-fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Result<TrainConfig> {
+pub fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Result<TrainConfig> {
     let known = Value::try_from(TrainConfig::default())?;
     let text = PRESETS.iter().find(|(name, _)| *name == preset).map(|(_, text)| *text);
     let Some(text) = text else {

@@ -8,6 +8,8 @@ mod device;
 mod doctor;
 mod dream;
 mod eval;
+#[doc(hidden)]
+pub mod fuzzing;
 mod output;
 mod progress;
 mod record;
