@@ -63,6 +63,9 @@ pub enum CheckpointError {
     #[error("{path}: entry `{name}` holds {found}, expected float32")]
     WrongType { path: PathBuf, name: String, found: String },
 
+    #[error("{path}: entry `{name}` holds {found}: the file is damaged, or the network had diverged")]
+    BadValue { path: PathBuf, name: String, found: String },
+
     #[error("{path} is not a PyTorch checkpoint: {reason}")]
     NotPyTorch { path: PathBuf, reason: String },
 

@@ -15,6 +15,7 @@ mod progress;
 mod record;
 mod report;
 mod selftest;
+mod signals;
 mod source;
 mod train;
 
@@ -23,7 +24,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
-use output::say;
+use output::{say, tell};
 
 /// What the user typed becomes a validated command, and its result an exit code.
 pub fn main() -> ExitCode {
@@ -32,16 +33,24 @@ pub fn main() -> ExitCode {
         envs::atari::set_rom_folder(folder);
     }
     match in_memory(|| run(args.command)) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(Ended::Done) => ExitCode::SUCCESS,
+        Ok(Ended::Stopped) => ExitCode::from(signals::STOPPED),
         Err(error) => {
-            eprintln!("error: {}", in_one_line(&error));
+            tell!("error: {}", in_one_line(&error));
             ExitCode::FAILURE
         }
     }
 }
 
+/// How a command that did not fail ended.
+enum Ended {
+    Done,
+    /// A signal stopped it before its end, and it can be continued.
+    Stopped,
+}
+
 /// Memory that runs out is an error like any other here, not a panic.
-fn in_memory(work: impl FnOnce() -> Result<()>) -> Result<()> {
+fn in_memory(work: impl FnOnce() -> Result<Ended>) -> Result<Ended> {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         if !info.payload().is::<engine::OutOfMemory>() {
@@ -57,32 +66,34 @@ fn in_memory(work: impl FnOnce() -> Result<()>) -> Result<()> {
     })
 }
 
-fn run(command: args::Command) -> Result<()> {
+fn run(command: args::Command) -> Result<Ended> {
     match command {
-        args::Command::Train(args) => train::run(args),
-        args::Command::Eval(args) => eval::run(args),
-        args::Command::Record(args) => record::run(args),
-        args::Command::Dream(args) => dream::run(args),
-        args::Command::Envs => {
-            for game in envs::all_games() {
-                say!(
-                    "{:<20} random {:8.2}, {:<7} {:8.2}   {}",
-                    game.name,
-                    game.random,
-                    game.yardstick,
-                    game.skilled,
-                    game.rules
-                );
-            }
-            Ok(())
-        }
-        args::Command::Config(args) => config::print(&args),
-        args::Command::Import(args) => convert::import(args),
-        args::Command::Export(args) => convert::export(args),
-        args::Command::Bench(args) => bench::run(args),
-        args::Command::Report(args) => report::run(args),
-        args::Command::Doctor => doctor::run(),
-        args::Command::Selftest(args) => selftest::run(args),
+        args::Command::Train(args) => return train::run(args),
+        args::Command::Eval(args) => eval::run(args)?,
+        args::Command::Record(args) => record::run(args)?,
+        args::Command::Dream(args) => dream::run(args)?,
+        args::Command::Envs => list_games(),
+        args::Command::Config(args) => config::print(&args)?,
+        args::Command::Import(args) => convert::import(args)?,
+        args::Command::Export(args) => convert::export(args)?,
+        args::Command::Bench(args) => bench::run(args)?,
+        args::Command::Report(args) => report::run(args)?,
+        args::Command::Doctor => doctor::run()?,
+        args::Command::Selftest(args) => selftest::run(args)?,
+    }
+    Ok(Ended::Done)
+}
+
+fn list_games() {
+    for game in envs::all_games() {
+        say!(
+            "{:<20} random {:8.2}, {:<7} {:8.2}   {}",
+            game.name,
+            game.random,
+            game.yardstick,
+            game.skilled,
+            game.rules
+        );
     }
 }
 

@@ -242,3 +242,31 @@ fn output_that_nobody_takes_is_no_panic() {
         stderr(&output)
     );
 }
+
+/// `iris train 2>&1 | head`, or a log on a full disk.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_log_that_cannot_be_written_stops_nothing() {
+    let scratch = Scratch::new("log");
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let run = scratch.0.join("run");
+    let trained = iris().arg("train").args(SMALL).arg("--out").arg(&run).stderr(full()).output().unwrap();
+    assert!(trained.status.success(), "{:?}", trained.status);
+    assert!(String::from_utf8_lossy(&trained.stdout).contains("4 epochs in"));
+    assert!(run.join("checkpoints/000004/state.json").exists());
+
+    let closed = || {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        writer
+    };
+    let other = scratch.0.join("other");
+    let trained = iris().arg("train").args(SMALL).arg("--out").arg(&other).stderr(closed()).output().unwrap();
+    assert!(trained.status.success(), "{:?}", trained.status);
+    for command in ["eval", "dream"] {
+        let output = iris().arg(command).arg(&run).stderr(closed()).output().unwrap();
+        assert!(output.status.success() && !output.stdout.is_empty(), "{command}: {:?}", output.status);
+    }
+    // An error that nobody reads is an error all the same.
+    assert_eq!(iris().args(["eval", "no/such/run"]).stderr(full()).output().unwrap().status.code(), Some(1));
+}

@@ -134,18 +134,22 @@ impl Device {
         Device { pool: Arc::new(pool), gpu: None }
     }
 
-    /// The first NVIDIA GPU.
+    /// The first NVIDIA GPU, with a thread of the host per core for what runs there.
     pub fn cuda(precision: Precision) -> Result<Device> {
+        Device::cuda_beside(precision, None)
+    }
+
+    fn cuda_beside(precision: Precision, threads: Option<usize>) -> Result<Device> {
         let gpu = Gpu::new(precision)?;
-        Ok(Device { gpu: Some(gpu), ..Device::cpu(Some(1))? })
+        Ok(Device { gpu: Some(gpu), ..Device::cpu(threads)? })
     }
 
     /// What `name` says: "cpu", "cuda", or "auto" for a GPU if one can be used.
     pub fn named(name: &str, precision: Precision, threads: Option<usize>) -> Result<Device> {
         match name {
             "cpu" => Device::cpu(threads),
-            "cuda" => Device::cuda(precision),
-            "auto" => Device::cuda(precision).or_else(|_| Device::cpu(threads)),
+            "cuda" => Device::cuda_beside(precision, threads),
+            "auto" => Device::cuda_beside(precision, threads).or_else(|_| Device::cpu(threads)),
             _ => Err(Error::BadConfig { reason: format!("there is no device `{name}`: cpu, cuda or auto") }),
         }
     }
@@ -247,6 +251,11 @@ impl Device {
             Some(_) => f(),
             None => self.pool.install(f),
         }
+    }
+
+    /// Runs `f` on the device's threads of the host, also beside a GPU: loops of rayon in it keep to them.
+    pub fn on_host_threads<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
+        self.pool.install(f)
     }
 
     /// Zeroed memory that outlives steps: their inputs, outputs and carried state.
