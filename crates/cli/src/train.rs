@@ -61,10 +61,10 @@ fn create(args: &TrainArgs, device: &Device) -> Result<(Run, Trainer)> {
     let config = config::resolve(&args.config)?;
     let text = config::document(&config)?;
     if let Some(folder) = &args.out {
-        return Ok(Run::create(device, config, &text, folder)?);
+        return Ok(Run::create(device, config, &text, folder, warn)?);
     }
     let folder = RemovedIfEmpty(new_folder(&config)?);
-    Ok(Run::create(device, config, &text, &folder.0)?)
+    Ok(Run::create(device, config, &text, &folder.0, warn)?)
 }
 
 /// The folder of a run that may never begin.

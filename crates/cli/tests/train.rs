@@ -67,14 +67,17 @@ fn nonsense_is_answered_with_one_line_that_helps() {
     assert!(
         refused(&["collection.steps=many"]).contains("`collection.steps` must be an integer, not a string")
     );
-    assert!(refused(&["collection.steps=0"]).contains("collection.steps must be at least 1"));
+    assert!(refused(&["collection.steps=0"]).contains("collection.steps is 0, but must be at least 1"));
     assert!(refused(&["collection=5"]).contains("`collection` is a table; set one of its keys"));
     assert!(
         refused(&["collection.epsilon=1.5"]).contains("collection.epsilon is 1.5, but must be from 0 to 1")
     );
     for (nonsense, answer) in [
         ("tokenizer.schedule.learning_rate=nan", "tokenizer.schedule.learning_rate is NaN"),
-        ("world_model.schedule.learning_rate=-1", "world_model.schedule.learning_rate must be above 0"),
+        (
+            "world_model.schedule.learning_rate=-1",
+            "world_model.schedule.learning_rate is -1, but must be above 0",
+        ),
         ("actor_critic.schedule.max_grad_norm=0", "actor_critic.schedule.max_grad_norm is 0"),
         ("tokenizer.schedule.batch=1000000000", "must be from 1 to 65536"),
         ("actor_critic.burn_in=1000000000", "actor_critic.burn_in is 1000000000, but must be from 0 to"),
