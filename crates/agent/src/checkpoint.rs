@@ -1,8 +1,6 @@
 //! Agents on disk: safetensors with the config and a format version in its metadata.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use engine::Device;
@@ -10,10 +8,11 @@ use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensorError, SafeTensors};
 use serde::{Deserialize, Serialize};
 
+use crate::files::{FileError, failed, read, write_atomically};
 use crate::{Agent, AgentConfig, Network, Perceptual};
 
 /// The file's name inside an agent's folder.
-const AGENT_FILE: &str = "agent.safetensors";
+pub(crate) const AGENT_FILE: &str = "agent.safetensors";
 
 const FORMAT: &str = "iris-agent";
 const VERSION: u32 = 1;
@@ -23,6 +22,9 @@ const VERSION: u32 = 1;
 struct Header {
     version: u32,
     config: AgentConfig,
+    /// CRC-32 of the tensors' bytes in the order of their names; files of older programs have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    crc32: Option<u32>,
 }
 
 #[derive(Deserialize)]
@@ -33,8 +35,11 @@ struct Version {
 /// One variant per way a checkpoint can be bad.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    #[error("cannot {doing} {path}: {source}")]
-    Io { doing: &'static str, path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    File(#[from] FileError),
+
+    #[error("{path} is damaged: its bytes do not have the checksum that was saved with them")]
+    Checksum { path: PathBuf },
 
     #[error("{path} is not a readable safetensors file ({reason}); it may be cut off or damaged")]
     NotSafetensors { path: PathBuf, reason: String },
@@ -48,9 +53,6 @@ pub enum CheckpointError {
     #[error("{path}: the config in its metadata cannot be read: {reason}")]
     BadConfig { path: PathBuf, reason: String },
 
-    #[error("{path} is damaged, or of another version of this program: {reason}")]
-    BadState { path: PathBuf, reason: String },
-
     #[error("{path}: entry `{name}` is missing")]
     Missing { path: PathBuf, name: String },
 
@@ -62,6 +64,9 @@ pub enum CheckpointError {
 
     #[error("{path}: entry `{name}` holds {found}, expected float32")]
     WrongType { path: PathBuf, name: String, found: String },
+
+    #[error("{path}: entry `{name}` holds {found}: the file is damaged, or the network had diverged")]
+    BadValue { path: PathBuf, name: String, found: String },
 
     #[error("{path} is not a PyTorch checkpoint: {reason}")]
     NotPyTorch { path: PathBuf, reason: String },
@@ -100,7 +105,14 @@ impl Agent {
 
     /// Writes the networks to `folder`. The file appears whole or not at all.
     pub fn save(&self, perceptual: Option<&Perceptual>, folder: &Path) -> Result<PathBuf> {
-        std::fs::create_dir_all(folder).map_err(|source| io("create", folder, source))?;
+        std::fs::create_dir_all(folder).map_err(failed("create", folder))?;
+        let path = folder.join(AGENT_FILE);
+        write_atomically(&path, &self.to_bytes(perceptual, &path)?)?;
+        Ok(path)
+    }
+
+    /// The networks as the bytes of a file, which errors call `path`.
+    pub(crate) fn to_bytes(&self, perceptual: Option<&Perceptual>, path: &Path) -> Result<Vec<u8>> {
         let mut tensors = BTreeMap::new();
         for (prefix, network) in self.networks(perceptual) {
             for spec in network.params.specs() {
@@ -108,25 +120,33 @@ impl Agent {
                 tensors.insert(format!("{prefix}.{}", spec.name), entry);
             }
         }
-        let path = folder.join(AGENT_FILE);
-        let header = serde_json::to_string(&Header { version: VERSION, config: self.config.clone() })
-            .map_err(|e| CheckpointError::BadConfig { path: path.clone(), reason: e.to_string() })?;
+        let crc32 = Some(checksum_of(tensors.values().map(|entry| entry.bytes.as_slice())));
+        let header = serde_json::to_string(&Header { version: VERSION, config: self.config.clone(), crc32 })
+            .map_err(|e| CheckpointError::BadConfig { path: path.into(), reason: e.to_string() })?;
         // One entry: a map of several would be written in a different order every time.
         let metadata = HashMap::from([(FORMAT.to_string(), header)]);
-        write_safetensors(&path, &tensors, Some(metadata))?;
-        Ok(path)
+        to_safetensors(path, &tensors, Some(metadata))
     }
 
     /// Reads what [`save`](Agent::save) wrote, with its perceptual network if it has one.
     pub fn load(device: &Device, folder: &Path) -> Result<(Agent, Option<Perceptual>)> {
         let path = folder.join(AGENT_FILE);
-        let bytes = std::fs::read(&path).map_err(|source| io("read", &path, source))?;
+        Agent::from_bytes(device, &path, &read(&path)?)
+    }
+
+    /// The same from the bytes of a file, which errors call `path`.
+    pub(crate) fn from_bytes(
+        device: &Device,
+        path: &Path,
+        bytes: &[u8],
+    ) -> Result<(Agent, Option<Perceptual>)> {
+        let path = path.to_path_buf();
         let unreadable = |e: SafeTensorError| CheckpointError::NotSafetensors {
             path: path.clone(),
             reason: e.to_string(),
         };
-        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(unreadable)?;
-        let file = SafeTensors::deserialize(&bytes).map_err(unreadable)?;
+        let (_, header) = SafeTensors::read_metadata(bytes).map_err(unreadable)?;
+        let file = SafeTensors::deserialize(bytes).map_err(unreadable)?;
         let metadata = header.metadata().clone().unwrap_or_default();
         let Some(header) = metadata.get(FORMAT) else {
             return Err(CheckpointError::NotAnAgent { path });
@@ -137,13 +157,14 @@ impl Agent {
         if version.version > VERSION {
             return Err(CheckpointError::TooNew { path, found: version.version });
         }
-        let Header { config, .. } = serde_json::from_str(header).map_err(|e| bad_config(e.to_string()))?;
-        config.validate().map_err(bad_config)?;
+        let header: Header = serde_json::from_str(header).map_err(|e| bad_config(e.to_string()))?;
+        let config = header.config;
+        config.validate().map_err(|e| bad_config(e.to_string()))?;
         let agent = Agent::within(device, &config, 0, bytes.len() / 4)?;
         let has_perceptual = file.names().iter().any(|name| name.starts_with("tokenizer.lpips."));
         let perceptual = has_perceptual.then(|| Perceptual::new(device, 0.0)).transpose()?;
 
-        let mut known = 0;
+        let mut entries = BTreeMap::new();
         for (prefix, network) in agent.networks(perceptual.as_ref()) {
             for spec in network.params.specs() {
                 let name = format!("{prefix}.{}", spec.name);
@@ -155,25 +176,20 @@ impl Agent {
                     let (found, expected) = (tensor.shape().to_vec(), expected.to_vec());
                     return Err(CheckpointError::WrongShape { path, name, found, expected });
                 }
-                if tensor.dtype() != Dtype::F32 {
-                    let found = format!("{:?}", tensor.dtype());
-                    return Err(CheckpointError::WrongType { path, name, found });
-                }
-                network.params.set(&spec.name, &from_bytes(tensor.data()))?;
-                known += 1;
+                entries.insert(name, (network, spec, tensor));
             }
         }
-        if known < file.len() {
-            let networks = agent.networks(perceptual.as_ref());
-            let is_known = |name: &str| {
-                networks.iter().any(|(prefix, network)| {
-                    let own = name.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('.'));
-                    own.is_some_and(|own| network.params.specs().iter().any(|spec| spec.name == own))
-                })
-            };
-            let extra = file.names().into_iter().find(|name| !is_known(name)).unwrap_or_default().to_string();
-            return Err(CheckpointError::Extra { path, name: extra });
+        if let Some(extra) = file.names().into_iter().find(|name| !entries.contains_key(*name)) {
+            return Err(CheckpointError::Extra { path, name: extra.to_string() });
         }
+        let checksum = checksum_of(entries.values().map(|(_, _, tensor)| tensor.data()));
+        if header.crc32.is_some_and(|crc32| crc32 != checksum) {
+            return Err(CheckpointError::Checksum { path });
+        }
+        for (name, (network, spec, tensor)) in &entries {
+            network.params.set(&spec.name, &finite(&path, name, tensor)?)?;
+        }
+        drop(entries);
         Ok((agent, perceptual))
     }
 }
@@ -202,11 +218,43 @@ impl Entry {
 }
 
 pub(crate) fn io(doing: &'static str, path: &Path, source: std::io::Error) -> CheckpointError {
-    CheckpointError::Io { doing, path: path.to_path_buf(), source }
+    FileError { doing, path: path.into(), source }.into()
 }
 
-fn from_bytes(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks::<4>().0.iter().map(|c| f32::from_le_bytes(*c)).collect()
+/// CRC-32 of parts, one after the other.
+fn checksum_of<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    parts.for_each(|part| hasher.update(part));
+    hasher.finalize()
+}
+
+/// The numbers of an entry: f32, none of them NaN or infinite.
+pub(crate) fn finite(path: &Path, name: &str, tensor: &TensorView) -> Result<Vec<f32>> {
+    let (path, name) = (path.to_path_buf(), name.to_string());
+    if tensor.dtype() != Dtype::F32 {
+        return Err(CheckpointError::WrongType { path, name, found: format!("{:?}", tensor.dtype()) });
+    }
+    let values: Vec<f32> =
+        tensor.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    match values.iter().find(|value| !value.is_finite()) {
+        Some(value) => Err(CheckpointError::BadValue { path, name, found: value.to_string() }),
+        None => Ok(values),
+    }
+}
+
+/// The bytes of a file with these tensors by name; errors call it `path`.
+pub(crate) fn to_safetensors(
+    path: &Path,
+    entries: &BTreeMap<String, Entry>,
+    metadata: Option<HashMap<String, String>>,
+) -> Result<Vec<u8>> {
+    let unwritable =
+        |e: SafeTensorError| CheckpointError::NotSafetensors { path: path.into(), reason: e.to_string() };
+    let views = entries.iter().map(|(name, e)| {
+        TensorView::new(e.dtype, e.shape.clone(), &e.bytes).map(|view| (name.as_str(), view))
+    });
+    let views = views.collect::<Result<Vec<_>, _>>().map_err(unwritable)?;
+    safetensors::serialize(views, metadata).map_err(unwritable)
 }
 
 /// Writes tensors by name.
@@ -215,36 +263,5 @@ pub(crate) fn write_safetensors(
     entries: &BTreeMap<String, Entry>,
     metadata: Option<HashMap<String, String>>,
 ) -> Result<()> {
-    let unwritable =
-        |e: SafeTensorError| CheckpointError::NotSafetensors { path: path.into(), reason: e.to_string() };
-    let views = entries.iter().map(|(name, e)| {
-        TensorView::new(e.dtype, e.shape.clone(), &e.bytes).map(|view| (name.as_str(), view))
-    });
-    let views = views.collect::<Result<Vec<_>, _>>().map_err(unwritable)?;
-    let file = safetensors::serialize(views, metadata).map_err(unwritable)?;
-    write_atomically(path, &file)
-}
-
-/// Writes a file beside its place, makes sure it is on disk, and puts it there in one step: whoever looks sees the old one or the new one.
-/// What a link leads to is written, and what is no file (a pipe, a device) is not replaced by one.
-pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    let target = path.canonicalize().unwrap_or_else(|_| path.into());
-    if target.exists() && !target.is_file() {
-        return std::fs::write(&target, bytes).map_err(|source| io("write", path, source));
-    }
-    let path = &target;
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(".partial");
-    let partial = path.with_file_name(name);
-    let write = || -> std::io::Result<()> {
-        let mut file = File::create(&partial)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&partial, path)
-    };
-    write().map_err(|source| {
-        // What is left of a failed attempt is of no use to anyone.
-        let _ = std::fs::remove_file(&partial);
-        io("write", path, source)
-    })
+    Ok(write_atomically(path, &to_safetensors(path, entries, metadata)?)?)
 }

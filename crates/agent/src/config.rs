@@ -25,76 +25,94 @@ impl Default for AgentConfig {
     }
 }
 
+/// A value that a config may not have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key} is {value}, {rule}")]
+pub struct ConfigError {
+    /// Its dotted name.
+    pub key: String,
+    pub value: String,
+    /// What it breaks, as the end of a sentence: "but must be at least 1".
+    pub rule: String,
+}
+
+impl ConfigError {
+    pub(crate) fn new(key: &str, value: impl std::fmt::Display, rule: impl Into<String>) -> ConfigError {
+        ConfigError { key: key.into(), value: value.to_string(), rule: rule.into() }
+    }
+
+    /// The same about a config that is part of another.
+    pub(crate) fn within(self, part: &str) -> ConfigError {
+        ConfigError { key: format!("{part}.{}", self.key), ..self }
+    }
+
+    /// Refuses a number outside of a range.
+    pub(crate) fn unless_within(
+        key: &str,
+        value: usize,
+        range: std::ops::RangeInclusive<usize>,
+    ) -> Result<(), ConfigError> {
+        let (least, most) = (*range.start(), *range.end());
+        match range.contains(&value) {
+            true => Ok(()),
+            false if value == 0 && least == 1 => Err(ConfigError::new(key, value, "but must be at least 1")),
+            false => Err(ConfigError::new(key, value, format!("but must be from {least} to {most}"))),
+        }
+    }
+}
+
 /// No size is larger than this.
 const LARGEST: usize = 1 << 20;
+/// Of things that there are many of: layers, blocks, resolutions.
+const MOST: usize = 256;
 
 impl AgentConfig {
-    /// What is wrong with the sizes, if anything: every message names the key.
-    pub fn validate(&self) -> Result<(), String> {
+    /// Refuses sizes that networks cannot have.
+    pub fn validate(&self) -> Result<(), ConfigError> {
         let (t, w, p) = (&self.tokenizer, &self.world_model, &self.actor_critic);
-        let positive = [
-            ("actions", self.actions),
-            ("tokenizer.frame_size", t.frame_size),
-            ("tokenizer.channels", t.channels),
-            ("tokenizer.resolutions", t.resolutions),
-            ("tokenizer.groups", t.groups),
-            ("tokenizer.vocabulary", t.vocabulary),
-            ("tokenizer.embedding", t.embedding),
-            ("world_model.steps", w.steps),
-            ("world_model.layers", w.layers),
-            ("world_model.heads", w.heads),
-            ("world_model.width", w.width),
-            ("actor_critic.hidden", p.hidden),
-        ];
-        // Things that there are many of: layers, blocks, resolutions.
-        let counted = [
-            ("tokenizer.resolutions", t.resolutions),
-            ("tokenizer.residual_blocks", t.residual_blocks),
-            ("world_model.layers", w.layers),
-            ("actor_critic.channels", p.channels.len()),
-        ];
-        const MOST: usize = 256;
-        if let Some((key, value)) = counted.iter().find(|(_, value)| *value > MOST) {
-            return Err(format!("{key} is {value}, but must be at most {MOST}"));
-        }
-        if p.dense > LARGEST || p.channels.iter().any(|&c| c > LARGEST) {
-            return Err(format!("actor_critic.channels and actor_critic.dense must be at most {LARGEST}"));
-        }
-        if let Some((key, _)) = positive.iter().find(|(_, value)| *value == 0) {
-            return Err(format!("{key} must be at least 1"));
-        }
-        if let Some((key, value)) = positive.iter().find(|(_, value)| *value > LARGEST) {
-            return Err(format!("{key} is {value}, but must be at most {LARGEST}"));
+        for (key, value, range) in [
+            ("actions", self.actions, 1..=LARGEST),
+            ("tokenizer.frame_size", t.frame_size, 1..=LARGEST),
+            ("tokenizer.channels", t.channels, 1..=LARGEST),
+            ("tokenizer.resolutions", t.resolutions, 1..=MOST),
+            ("tokenizer.residual_blocks", t.residual_blocks, 0..=MOST),
+            ("tokenizer.groups", t.groups, 1..=LARGEST),
+            ("tokenizer.vocabulary", t.vocabulary, 1..=LARGEST),
+            ("tokenizer.embedding", t.embedding, 1..=LARGEST),
+            ("world_model.steps", w.steps, 1..=LARGEST),
+            ("world_model.layers", w.layers, 1..=MOST),
+            ("world_model.heads", w.heads, 1..=LARGEST),
+            ("world_model.width", w.width, 1..=LARGEST),
+            ("actor_critic.hidden", p.hidden, 1..=LARGEST),
+            ("actor_critic.dense", p.dense, 0..=LARGEST),
+        ] {
+            ConfigError::unless_within(key, value, range)?;
         }
         let halves = |size: usize, times: usize| times < 20 && size.is_multiple_of(1 << times);
         if !halves(t.frame_size, t.resolutions - 1) {
-            let times = t.resolutions - 1;
-            return Err(format!(
-                "tokenizer.frame_size is {}, which cannot be halved {times} times",
-                t.frame_size
-            ));
+            let rule = format!("which cannot be halved {} times", t.resolutions - 1);
+            return Err(ConfigError::new("tokenizer.frame_size", t.frame_size, rule));
         }
         if t.channels % t.groups != 0 {
-            return Err(format!(
-                "tokenizer.groups is {}, which does not divide tokenizer.channels {}",
-                t.groups, t.channels
-            ));
+            let rule = format!("which does not divide tokenizer.channels {}", t.channels);
+            return Err(ConfigError::new("tokenizer.groups", t.groups, rule));
         }
         if w.width % w.heads != 0 {
-            return Err(format!(
-                "world_model.heads is {}, which does not divide world_model.width {}",
-                w.heads, w.width
-            ));
+            let rule = format!("which does not divide world_model.width {}", w.width);
+            return Err(ConfigError::new("world_model.heads", w.heads, rule));
         }
         if !(0.0..1.0).contains(&w.dropout) {
-            return Err(format!("world_model.dropout is {}, but must be at least 0 and below 1", w.dropout));
+            let rule = "but must be at least 0 and below 1";
+            return Err(ConfigError::new("world_model.dropout", w.dropout, rule));
         }
-        if p.channels.is_empty() || p.channels.contains(&0) || !halves(t.frame_size, p.channels.len()) {
-            let channels = &p.channels;
-            return Err(format!(
-                "actor_critic.channels is {channels:?}: frames of {} pixels must be halved once for each",
-                t.frame_size
-            ));
+        let channels = format!("{:?}", p.channels);
+        if p.channels.iter().any(|channels| !(1..=LARGEST).contains(channels)) {
+            let rule = format!("but each must be from 1 to {LARGEST}");
+            return Err(ConfigError::new("actor_critic.channels", channels, rule));
+        }
+        if p.channels.is_empty() || !halves(t.frame_size, p.channels.len()) {
+            let rule = format!("but frames of {} pixels must be halved once for each", t.frame_size);
+            return Err(ConfigError::new("actor_critic.channels", channels, rule));
         }
         Ok(())
     }

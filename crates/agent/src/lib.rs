@@ -6,6 +6,7 @@
 mod actor_critic;
 mod checkpoint;
 mod config;
+mod files;
 mod imagine;
 mod layers;
 mod perceptual;
@@ -20,12 +21,13 @@ mod world_model;
 
 pub use actor_critic::{ActorCritic, ActorCriticLosses, Policy, Returns, Sight};
 pub use checkpoint::CheckpointError;
-pub use config::{ActorCriticConfig, AgentConfig, TokenizerConfig, WorldModelConfig};
+pub use config::{ActorCriticConfig, AgentConfig, ConfigError, TokenizerConfig, WorldModelConfig};
+pub use files::FileError;
 pub use imagine::{Acting, Dreamer, Start, Trajectories};
 pub use layers::Network;
 pub use perceptual::Perceptual;
 pub use player::{PlayError, Player, episode_seed, evaluation_seed};
-pub use replay::{Episode, Record, Replay, ReplayError, Segment, Table};
+pub use replay::{Episode, Record, Replay, ReplayError, Segment, Table, TableError};
 pub use scenes::{Eye, Scenes};
 pub use tokenizer::{Tokenizer, TokenizerLosses};
 pub use world_model::{Memory, WorldModel, WorldModelBatch, WorldModelLosses, WorldModelOutput};
@@ -50,7 +52,7 @@ impl Agent {
 
     /// [`new`](Agent::new) with at most `limit` parameters per network, for configs that come from a file of that size.
     pub(crate) fn within(device: &Device, config: &AgentConfig, seed: u64, limit: usize) -> Result<Agent> {
-        config.validate().map_err(|reason| Error::BadConfig { reason })?;
+        config.validate().map_err(|e| Error::BadConfig { reason: e.to_string() })?;
         let (tokenizer, actions) = (&config.tokenizer, config.actions);
         Ok(Agent {
             config: config.clone(),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::checkpoint::{CheckpointError, io, write_atomically};
+use crate::files::{FileError, failed, write_atomically};
 
 type Colour = [u8; 3];
 
@@ -109,7 +109,7 @@ impl Picture {
         })
     }
 
-    pub fn write_png(&self, path: &Path) -> Result<(), CheckpointError> {
+    pub fn write_png(&self, path: &Path) -> Result<(), FileError> {
         let encode = || -> Result<Vec<u8>, png::EncodingError> {
             let mut bytes = Vec::new();
             let mut encoder = png::Encoder::new(&mut bytes, self.width as u32, self.height as u32);
@@ -118,7 +118,7 @@ impl Picture {
             encoder.write_header()?.write_image_data(self.pixels.as_flattened())?;
             Ok(bytes)
         };
-        write_atomically(path, &encode().map_err(|e| io("write", path, std::io::Error::other(e)))?)
+        write_atomically(path, &encode().map_err(|e| failed("write", path)(std::io::Error::other(e)))?)
     }
 }
 
@@ -136,32 +136,32 @@ impl<'a> Animation<'a> {
     }
 
     /// All pictures have the size of the first.
-    pub fn add(&mut self, picture: &Picture) -> Result<(), CheckpointError> {
+    pub fn add(&mut self, picture: &Picture) -> Result<(), FileError> {
         let Picture { width, height, ref pixels } = *picture;
-        let failed = |e: gif::EncodingError| io("write", self.path, std::io::Error::other(e));
+        let unwritable = |e: gif::EncodingError| failed("write", self.path)(std::io::Error::other(e));
         let (Ok(wide), Ok(high)) = (u16::try_from(width), u16::try_from(height)) else {
             let reason = format!(
                 "{width} x {height} pixels are too many for a GIF, which has at most 65535 each way: draw less"
             );
-            return Err(io("write", self.path, std::io::Error::other(reason)));
+            return Err(failed("write", self.path)(std::io::Error::other(reason)));
         };
         let encoder = match &mut self.encoder {
             Some(encoder) => encoder,
             none => {
-                let mut encoder = gif::Encoder::new(Vec::new(), wide, high, &[]).map_err(failed)?;
-                encoder.set_repeat(gif::Repeat::Infinite).map_err(failed)?;
+                let mut encoder = gif::Encoder::new(Vec::new(), wide, high, &[]).map_err(unwritable)?;
+                encoder.set_repeat(gif::Repeat::Infinite).map_err(unwritable)?;
                 none.insert(encoder)
             }
         };
         let mut frame = gif::Frame::from_rgb_speed(wide, high, pixels.as_flattened(), 10);
         frame.delay = self.delay;
-        encoder.write_frame(&frame).map_err(failed)
+        encoder.write_frame(&frame).map_err(unwritable)
     }
 
     /// Writes the file, unless there was no picture.
-    pub fn write(self) -> Result<(), CheckpointError> {
+    pub fn write(self) -> Result<(), FileError> {
         let Some(encoder) = self.encoder else { return Ok(()) };
-        let bytes = encoder.into_inner().map_err(|e| io("write", self.path, std::io::Error::other(e)))?;
+        let bytes = encoder.into_inner().map_err(|e| failed("write", self.path)(std::io::Error::other(e)))?;
         write_atomically(self.path, &bytes)
     }
 }
@@ -171,7 +171,7 @@ pub fn write_gif(
     pictures: impl IntoIterator<Item = Picture>,
     delay: u16,
     path: &Path,
-) -> Result<(), CheckpointError> {
+) -> Result<(), FileError> {
     let mut animation = Animation::new(path, delay);
     for picture in pictures {
         animation.add(&picture)?;

@@ -79,21 +79,23 @@ impl Player {
         let places = self.batch.min(episodes);
         let games = (0..places).map(|_| game.make(Purpose::Evaluate, size)).collect::<Result<_, _>>()?;
         let mut games = VectorEnv::new(games);
+        let device = self.frames.device().clone();
         // Which episode each place plays; finished places take the next one.
         let mut playing: Vec<Option<usize>> = (0..places).map(Some).collect();
         let mut next = places;
-        games.reset(&playing.iter().map(|e| e.map(|e| episode_seed(key.seed, e))).collect::<Vec<_>>());
+        let seeds: Vec<_> = playing.iter().map(|e| e.map(|e| episode_seed(key.seed, e))).collect();
+        device.on_host_threads(|| games.reset(&seeds));
         (0..places).try_for_each(|place| self.forget(place))?;
         let mut returns = vec![0.0; episodes];
         let mut frames = vec![0; self.frames.shape().len()];
         let mut finished = 0;
         while playing.iter().any(Option::is_some) {
-            games.render(&mut frames);
+            device.on_host_threads(|| games.render(&mut frames));
             let actions = self.act(agent, &frames, temperature)?;
             let actions: Vec<Option<usize>> =
                 playing.iter().zip(&actions).map(|(episode, a)| episode.map(|_| *a as usize)).collect();
             let mut seeds = vec![None; places];
-            for (place, step) in games.step(&actions)?.into_iter().enumerate() {
+            for (place, step) in device.on_host_threads(|| games.step(&actions))?.into_iter().enumerate() {
                 let (Some(episode), Some(step)) = (playing[place], step) else { continue };
                 returns[episode] += step.reward;
                 if step.done() {
@@ -104,7 +106,7 @@ impl Player {
                     self.forget(place)?;
                 }
             }
-            games.reset(&seeds);
+            device.on_host_threads(|| games.reset(&seeds));
             if !go_on(finished) {
                 return Err(PlayError::Stopped);
             }
@@ -131,4 +133,82 @@ pub enum PlayError {
     Env(#[from] EnvError),
     #[error("stopped")]
     Stopped,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Mutex;
+
+    use envs::arcade::Catch;
+    use envs::{Env, Step};
+
+    use super::*;
+    use crate::{ActorCriticConfig, AgentConfig, TokenizerConfig, WorldModelConfig};
+
+    /// Names of the threads that games were played on.
+    static PLAYED_ON: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+    fn note_thread() {
+        let name = std::thread::current().name().unwrap_or("a thread without a name").to_string();
+        PLAYED_ON.lock().unwrap().insert(name);
+    }
+
+    struct Watched(Catch);
+
+    impl Env for Watched {
+        fn action_names(&self) -> &[&'static str] {
+            self.0.action_names()
+        }
+
+        fn frame_size(&self) -> (usize, usize) {
+            self.0.frame_size()
+        }
+
+        fn reset(&mut self, seed: u64) {
+            note_thread();
+            self.0.reset(seed);
+        }
+
+        fn step(&mut self, action: usize) -> Result<Step, EnvError> {
+            note_thread();
+            self.0.step(action)
+        }
+
+        fn render(&self, frame: &mut [u8]) {
+            note_thread();
+            self.0.render(frame);
+        }
+    }
+
+    #[test]
+    fn games_are_played_on_the_threads_of_the_device() {
+        envs::register(Game {
+            name: "test/watched",
+            make: |_, _| Ok(Box::new(Watched(Catch::new()))),
+            ..envs::arcade::GAMES[0]
+        });
+        let config = AgentConfig {
+            actions: 3,
+            tokenizer: TokenizerConfig {
+                frame_size: 32,
+                channels: 4,
+                resolutions: 4,
+                residual_blocks: 1,
+                attention_sizes: vec![],
+                groups: 2,
+                vocabulary: 8,
+                embedding: 4,
+            },
+            world_model: WorldModelConfig { layers: 1, heads: 1, width: 8, ..WorldModelConfig::default() },
+            actor_critic: ActorCriticConfig { channels: vec![4], hidden: 4, ..ActorCriticConfig::default() },
+        };
+        let device = Device::cpu(Some(1)).unwrap();
+        let agent = Agent::new(&device, &config, 0).unwrap();
+        let mut player = Player::new(&device, &agent, 16).unwrap();
+        let game = Game::find("test/watched").unwrap();
+        let returns = player.evaluate(&agent, game, 20, 1.0, Key::new(0, 0), |_| true).unwrap();
+        assert_eq!(returns.len(), 20);
+        assert_eq!(*PLAYED_ON.lock().unwrap(), BTreeSet::from(["engine-0".to_string()]));
+    }
 }

@@ -130,7 +130,7 @@ fn wrong_shapes_are_errors() -> Result<()> {
     let bad = AgentConfig { actions: 0, ..small() };
     assert_eq!(
         Agent::new(&device, &bad, 0).map(|_| ()).unwrap_err().to_string(),
-        "bad config: actions must be at least 1"
+        "bad config: actions is 0, but must be at least 1"
     );
     Ok(())
 }
@@ -362,6 +362,21 @@ fn an_agent_survives_saving_and_loading() {
     assert!(error.to_string().contains("has shape"), "{error}");
     let error = edit(r#"\"width\":32,"#, r#"\"width\":9e5"#);
     assert!(error.to_string().contains("config in its metadata cannot be read"), "{error}");
+    // A changed weight.
+    let mut changed = good.clone();
+    *changed.last_mut().unwrap() ^= 1;
+    assert!(matches!(load(&changed), CheckpointError::Checksum { .. }));
+    // Files of programs that knew no checksum are read, too, unless they hold no numbers.
+    let at = good.windows(5).position(|w| w == b"crc32").unwrap();
+    changed[at..at + 5].copy_from_slice(b"older");
+    std::fs::write(&path, &changed).unwrap();
+    Agent::load(&device, &folder.0).unwrap();
+    let data = changed.len() - 4;
+    for (value, name) in [(f32::NAN, "NaN"), (f32::NEG_INFINITY, "-inf")] {
+        changed[data..].copy_from_slice(&value.to_le_bytes());
+        let error = load(&changed).to_string();
+        assert!(error.contains(&format!("holds {name}: the file is damaged")), "{error}");
+    }
     let error = edit(r#"\"hidden\":7"#, r#"\"hiddem\":7"#);
     assert!(error.to_string().contains("unknown field `hiddem`"), "{error}");
 }
@@ -371,10 +386,10 @@ fn sizes_that_do_not_fit_are_named() {
     let check = |change: &dyn Fn(&mut AgentConfig)| {
         let mut config = small();
         change(&mut config);
-        config.validate().unwrap_err()
+        config.validate().unwrap_err().to_string()
     };
-    assert_eq!(check(&|c| c.actions = 0), "actions must be at least 1");
-    assert_eq!(check(&|c| c.tokenizer.resolutions = 0), "tokenizer.resolutions must be at least 1");
+    assert_eq!(check(&|c| c.actions = 0), "actions is 0, but must be at least 1");
+    assert_eq!(check(&|c| c.tokenizer.resolutions = 0), "tokenizer.resolutions is 0, but must be at least 1");
     assert_eq!(
         check(&|c| c.tokenizer.resolutions = 5),
         "tokenizer.frame_size is 8, which cannot be halved 4 times"
@@ -386,7 +401,7 @@ fn sizes_that_do_not_fit_are_named() {
     assert!(check(&|c| c.world_model.dropout = 1.0).contains("world_model.dropout is 1"));
     assert!(check(&|c| c.actor_critic.channels = vec![]).contains("actor_critic.channels is []"));
     assert!(check(&|c| c.actor_critic.channels = vec![4; 4]).contains("actor_critic.channels"));
-    assert!(check(&|c| c.tokenizer.vocabulary = 1 << 40).contains("at most"));
+    assert!(check(&|c| c.tokenizer.vocabulary = 1 << 40).contains("from 1 to 1048576"));
     assert!(check(&|c| c.tokenizer.residual_blocks = usize::MAX).contains("tokenizer.residual_blocks"));
     assert!(check(&|c| c.actor_critic.channels = vec![1 << 33, 4]).contains("actor_critic.channels"));
     assert_eq!(AgentConfig::default().validate(), Ok(()));

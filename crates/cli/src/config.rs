@@ -59,7 +59,7 @@ pub fn resolve(args: &ConfigArgs) -> Result<TrainConfig> {
 }
 
 /// A preset, then a file, then `key.sub=value` overrides, each on top of what came before.
-fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Result<TrainConfig> {
+pub fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Result<TrainConfig> {
     let known = Value::try_from(TrainConfig::default())?;
     let text = PRESETS.iter().find(|(name, _)| *name == preset).map(|(_, text)| *text);
     let Some(text) = text else {
@@ -96,7 +96,7 @@ fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Result<Tr
     merge(&mut table, changes);
     let config: TrainConfig =
         Value::Table(table).try_into().map_err(|e: toml::de::Error| anyhow!("{}", e.message()))?;
-    validate(&config)?;
+    config.validate()?;
     Ok(config)
 }
 
@@ -184,102 +184,4 @@ pub fn suggestion<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Strin
     };
     let nearest = names.filter_map(|name| Some((near(name)?, name))).min();
     nearest.map_or(String::new(), |(_, name)| format!(". Did you mean `{name}`?"))
-}
-
-// More than any machine can take.
-const LARGEST_BATCH: usize = 65_536;
-const MOST_EPISODES: usize = 1_000_000;
-/// Tokens and actions that the world model remembers.
-const MOST_POSITIONS: usize = 65_536;
-
-/// TOML knows `nan` and `inf`; nothing here does.
-fn all_finite(value: &Value, path: &str) -> Result<()> {
-    match value {
-        Value::Float(number) if !number.is_finite() => bail!("{path} is {number}, but must be a number"),
-        Value::Table(table) => table.iter().try_for_each(|(key, value)| {
-            all_finite(value, &if path.is_empty() { key.clone() } else { format!("{path}.{key}") })
-        }),
-        _ => Ok(()),
-    }
-}
-
-fn validate(config: &TrainConfig) -> Result<()> {
-    config.agent.validate().map_err(|reason| anyhow!("agent.{reason}"))?;
-    all_finite(&Value::try_from(config)?, "")?;
-    let schedules = [
-        ("tokenizer", &config.tokenizer.schedule),
-        ("world_model", &config.world_model.schedule),
-        ("actor_critic", &config.actor_critic.schedule),
-    ];
-    for (network, schedule) in schedules {
-        let (batch, rate, last) = (schedule.batch, schedule.learning_rate, schedule.final_learning_rate);
-        if !(1..=LARGEST_BATCH).contains(&batch) {
-            bail!("{network}.schedule.batch is {batch}, but must be from 1 to {LARGEST_BATCH}");
-        }
-        if rate <= 0.0 || last < 0.0 {
-            bail!("{network}.schedule.learning_rate must be above 0, and final_learning_rate at least 0");
-        }
-        if schedule.max_grad_norm <= 0.0 {
-            bail!("{network}.schedule.max_grad_norm is {}, but must be above 0", schedule.max_grad_norm);
-        }
-    }
-    let positive = [("epochs", config.epochs), ("collection.steps", config.collection.steps)];
-    if let Some((key, _)) = positive.iter().find(|(_, value)| *value == 0) {
-        bail!("{key} must be at least 1");
-    }
-    let (world_model, tokens) = (&config.agent.world_model, config.agent.tokenizer.tokens());
-    if tokens >= MOST_POSITIONS {
-        bail!(
-            "agent.tokenizer makes {tokens} tokens of a frame, which are too many: a smaller frame_size or more resolutions make fewer"
-        );
-    }
-    let bounded = [
-        ("evaluation.episodes", config.evaluation.episodes, 1, MOST_EPISODES),
-        ("evaluation.final_episodes", config.evaluation.final_episodes, 1, MOST_EPISODES),
-        ("actor_critic.burn_in", config.actor_critic.burn_in, 0, LARGEST_BATCH),
-        ("agent.world_model.steps", world_model.steps, 1, MOST_POSITIONS / (tokens + 1)),
-    ];
-    if let Some((key, value, least, most)) =
-        bounded.iter().find(|(_, value, least, most)| !(least..=most).contains(&value))
-    {
-        bail!("{key} is {value}, but must be from {least} to {most}");
-    }
-    let not_negative = [
-        ("collection.temperature", config.collection.temperature),
-        ("evaluation.temperature", config.evaluation.temperature),
-        ("tokenizer.squared_weight", config.tokenizer.squared_weight),
-        ("world_model.weight_decay", config.world_model.weight_decay),
-        ("agent.world_model.init_std", config.agent.world_model.init_std),
-    ];
-    if let Some((key, value)) = not_negative.iter().find(|(_, value)| *value < 0.0) {
-        bail!("{key} is {value}, but must be at least 0");
-    }
-    let shares = [
-        ("collection.epsilon", config.collection.epsilon),
-        ("actor_critic.returns.gamma", config.actor_critic.returns.gamma),
-        ("actor_critic.returns.lambda", config.actor_critic.returns.lambda),
-    ];
-    if let Some((key, value)) = shares.iter().find(|(_, value)| !(0.0..=1.0).contains(value)) {
-        bail!("{key} is {value}, but must be from 0 to 1");
-    }
-    let dropout = config.tokenizer.perceptual_dropout;
-    if !(0.0..1.0).contains(&dropout) {
-        bail!("tokenizer.perceptual_dropout is {dropout}, but must be from 0 to below 1");
-    }
-    let (perceptual, size) = (&config.tokenizer.perceptual, config.agent.tokenizer.frame_size);
-    if perceptual != "none" && !size.is_multiple_of(16) {
-        bail!(
-            "tokenizer.perceptual is {perceptual:?}, which needs an agent.tokenizer.frame_size that 16 divides, not {size}; \"none\" does not"
-        );
-    }
-    if config.collection.epochs == 0 {
-        bail!("collection.epochs must be at least 1: there is nothing to learn from otherwise");
-    }
-    if config.actor_critic.horizon < 2 || config.actor_critic.horizon > config.agent.world_model.steps {
-        let (horizon, steps) = (config.actor_critic.horizon, config.agent.world_model.steps);
-        bail!(
-            "actor_critic.horizon is {horizon}, but must be from 2 to agent.world_model.steps, which is {steps}"
-        );
-    }
-    Ok(())
 }

@@ -9,7 +9,7 @@ use envs::{Game, Purpose};
 
 use crate::args::DreamArgs;
 use crate::config::suggestion;
-use crate::output::{say, warn};
+use crate::output::{say, tell, warn};
 
 /// Hundredths of a second per step of the animation.
 const DELAY: u16 = 25;
@@ -32,7 +32,7 @@ pub fn run(args: DreamArgs) -> Result<()> {
         Some(actions) => (actions.len(), Acting::Given(actions)),
         None => (steps, Acting::Policy { temperature: args.temperature }),
     };
-    eprintln!("{} on {}", config.env, args.device.describe(&device));
+    tell!("{} on {}", config.env, args.device.describe(&device));
     let dreams = scenes.dreams(&vec![from; args.futures], steps, acting, Key::new(args.seed, 0))?;
     let mut rows = vec![scenes.recorded(from, steps)?];
     rows.extend(dreams);

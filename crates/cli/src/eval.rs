@@ -5,7 +5,7 @@ use anyhow::Result;
 use engine::Key;
 
 use crate::args::EvalArgs;
-use crate::output::say;
+use crate::output::{say, tell};
 use crate::progress::Progress;
 use crate::source::Source;
 
@@ -18,7 +18,7 @@ pub fn run(args: EvalArgs) -> Result<()> {
     let returns = player.evaluate(&agent, game, args.episodes, args.player.temperature, key, |done| {
         progress.set(done);
         if !progress.is_shown() && done > said && (done == args.episodes || done - said >= 10) {
-            eprintln!("{done} of {} games", args.episodes);
+            tell!("{done} of {} games", args.episodes);
             said = done;
         }
         true

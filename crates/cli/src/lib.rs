@@ -8,11 +8,14 @@ mod device;
 mod doctor;
 mod dream;
 mod eval;
+#[doc(hidden)]
+pub mod fuzzing;
 mod output;
 mod progress;
 mod record;
 mod report;
 mod selftest;
+mod signals;
 mod source;
 mod train;
 
@@ -20,7 +23,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
-use output::say;
+use output::{say, tell};
 
 /// What the user typed becomes a validated command, and its result an exit code.
 pub fn main() -> ExitCode {
@@ -29,40 +32,50 @@ pub fn main() -> ExitCode {
         envs::atari::set_rom_folder(folder);
     }
     match run(args.command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(Ended::Done) => ExitCode::SUCCESS,
+        Ok(Ended::Stopped) => ExitCode::from(signals::STOPPED),
         Err(error) => {
-            eprintln!("error: {}", in_one_line(&error));
+            tell!("error: {}", in_one_line(&error));
             ExitCode::FAILURE
         }
     }
 }
 
-fn run(command: args::Command) -> Result<()> {
+/// How a command that did not fail ended.
+enum Ended {
+    Done,
+    /// A signal stopped it before its end, and it can be continued.
+    Stopped,
+}
+
+fn run(command: args::Command) -> Result<Ended> {
     match command {
-        args::Command::Train(args) => train::run(args),
-        args::Command::Eval(args) => eval::run(args),
-        args::Command::Record(args) => record::run(args),
-        args::Command::Dream(args) => dream::run(args),
-        args::Command::Envs => {
-            for game in envs::all_games() {
-                say!(
-                    "{:<20} random {:8.2}, {:<7} {:8.2}   {}",
-                    game.name,
-                    game.random,
-                    game.yardstick,
-                    game.skilled,
-                    game.rules
-                );
-            }
-            Ok(())
-        }
-        args::Command::Config(args) => config::print(&args),
-        args::Command::Import(args) => convert::import(args),
-        args::Command::Export(args) => convert::export(args),
-        args::Command::Bench(args) => bench::run(args),
-        args::Command::Report(args) => report::run(args),
-        args::Command::Doctor => doctor::run(),
-        args::Command::Selftest(args) => selftest::run(args),
+        args::Command::Train(args) => return train::run(args),
+        args::Command::Eval(args) => eval::run(args)?,
+        args::Command::Record(args) => record::run(args)?,
+        args::Command::Dream(args) => dream::run(args)?,
+        args::Command::Envs => list_games(),
+        args::Command::Config(args) => config::print(&args)?,
+        args::Command::Import(args) => convert::import(args)?,
+        args::Command::Export(args) => convert::export(args)?,
+        args::Command::Bench(args) => bench::run(args)?,
+        args::Command::Report(args) => report::run(args)?,
+        args::Command::Doctor => doctor::run()?,
+        args::Command::Selftest(args) => selftest::run(args)?,
+    }
+    Ok(Ended::Done)
+}
+
+fn list_games() {
+    for game in envs::all_games() {
+        say!(
+            "{:<20} random {:8.2}, {:<7} {:8.2}   {}",
+            game.name,
+            game.random,
+            game.yardstick,
+            game.skilled,
+            game.rules
+        );
     }
 }
 

@@ -1,7 +1,8 @@
-//! What a command prints. A reader that has seen enough (`iris doctor | head -1`) ends it quietly, a full disk with a message; `println!` panics.
+//! What a command prints. On standard output, a reader that has seen enough (`iris doctor | head -1`) ends it quietly, a full disk with a message. On standard
+//! error nobody has to listen: a log that cannot be written stops nothing. `println!` and `eprintln!` panic.
 
 use std::fmt::Arguments;
-use std::io::{ErrorKind, Write, stdout};
+use std::io::{ErrorKind, Write, stderr, stdout};
 use std::path::Path;
 
 /// Prints a line to standard output.
@@ -10,9 +11,20 @@ macro_rules! say {
 }
 pub(crate) use say;
 
+/// Prints a line to standard error.
+macro_rules! tell {
+    ($($line:tt)*) => { $crate::output::remark(format_args!($($line)*)) };
+}
+pub(crate) use tell;
+
 /// Something that is not as it should be, and stops nobody.
 pub fn warn(warning: String) {
-    eprintln!("warning: {warning}");
+    tell!("warning: {warning}");
+}
+
+pub fn remark(line: Arguments) {
+    // One write for the whole line: several processes may share a log.
+    let _ = stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
 
 /// A path as it can be pasted into a shell.
@@ -29,7 +41,7 @@ pub fn line(line: Arguments) {
     let mut out = stdout().lock();
     if let Err(error) = writeln!(out, "{line}").and_then(|()| out.flush()) {
         if error.kind() != ErrorKind::BrokenPipe {
-            eprintln!("error: cannot write to standard output: {error}");
+            tell!("error: cannot write to standard output: {error}");
         }
         std::process::exit(if error.kind() == ErrorKind::BrokenPipe { 0 } else { 1 });
     }

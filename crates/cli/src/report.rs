@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use report::{Report, Request, Settings};
 
 use crate::args::ReportArgs;
-use crate::output::say;
+use crate::output::{say, tell};
 
 /// Bootstrap replicates that fit into memory.
 const MOST_REPS: usize = 10_000_000;
@@ -24,8 +24,8 @@ pub fn run(args: ReportArgs) -> Result<()> {
     let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     say!("{}", report::terminal(&report, colour).trim_end());
     for note in &report.notes {
-        eprintln!("note: {note}");
+        tell!("note: {note}");
     }
-    eprintln!("wrote {} files; open {}", files.len(), args.out.join("report.html").display());
+    tell!("wrote {} files; open {}", files.len(), args.out.join("report.html").display());
     Ok(())
 }

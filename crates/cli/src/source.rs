@@ -7,7 +7,7 @@ use engine::Device;
 use envs::{Game, Purpose};
 
 use crate::args::PlayerArgs;
-use crate::output::warn;
+use crate::output::{tell, warn};
 
 /// An agent, where it computes, and the game it plays.
 pub struct Source {
@@ -36,9 +36,9 @@ impl Source {
         if known != needed {
             bail!("the agent in {} knows {known} actions, but {} has {needed}", folder.display(), game.name);
         }
-        eprintln!("{} on {}", game.name, args.device.describe(&device));
+        tell!("{} on {}", game.name, args.device.describe(&device));
         if let Some(variant) = game.variant() {
-            eprintln!("{}: {variant}", game.name);
+            tell!("{}: {variant}", game.name);
         }
         Ok(Source { device, agent, game })
     }

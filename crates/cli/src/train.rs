@@ -1,22 +1,23 @@
 //! `iris train`: a run from its config to its end, with progress.
 
 use std::collections::HashMap;
-use std::io::{ErrorKind, IsTerminal};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use agent::train::{Damaged, Observer, Run, TrainConfig, TrainError, Trainer, train};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use engine::Device;
 
 use crate::args::TrainArgs;
-use crate::config;
-use crate::output::{pasteable, say, warn};
+use crate::output::{pasteable, say, tell, warn};
 use crate::progress::Progress;
+use crate::signals::Stop;
+use crate::{Ended, config};
 
-pub fn run(args: TrainArgs) -> Result<()> {
+pub fn run(args: TrainArgs) -> Result<Ended> {
+    // First: whoever stops a run while it is being prepared gets the same answer.
+    let stop = Stop::listen()?;
     let device = args.device.open()?;
     let (run, mut trainer) = match &args.resume {
         Some(folder) => {
@@ -29,36 +30,41 @@ pub fn run(args: TrainArgs) -> Result<()> {
     };
     let first = trainer.epoch;
     let (env, place) = (&trainer.config.env, args.device.describe(&device));
-    eprintln!("{env} on {place}, in {}", run.folder().display());
+    tell!("{env} on {place}, in {}", run.folder().display());
     if let Some(variant) = envs::Game::find(&trainer.config.env)?.variant() {
-        eprintln!("{}: {variant}", trainer.config.env);
+        tell!("{}: {variant}", trainer.config.env);
     }
     if first >= trainer.config.epochs {
         let more = "its config is fixed: a new run with a larger `epochs` trains longer";
         say!("all {first} epochs of this run are over; {more}");
-        return Ok(());
+        return Ok(Ended::Done);
     }
-    remarks(&trainer.config).iter().for_each(|remark| eprintln!("note: {remark}"));
-    let mut watch = Watch::new(run)?;
+    remarks(&trainer.config).iter().for_each(|remark| tell!("note: {remark}"));
+    let mut watch = Watch::new(run, stop);
     match train(&mut trainer, &mut watch) {
         Err(TrainError::Interrupted) => {
-            let folder = pasteable(watch.run.folder());
-            bail!("stopped; `iris train --resume {folder}` continues from the last finished epoch");
+            let (folder, done) = (pasteable(watch.run.folder()), trainer.epoch);
+            watch.bar = None;
+            tell!(
+                "stopped with {done} of {} epochs finished and saved; `iris train --resume {folder}` continues",
+                trainer.config.epochs
+            );
+            return Ok(Ended::Stopped);
         }
         ended => ended?,
     }
     watch.summary(&trainer, first);
-    Ok(())
+    Ok(Ended::Done)
 }
 
 fn create(args: &TrainArgs, device: &Device) -> Result<(Run, Trainer)> {
     let config = config::resolve(&args.config)?;
     let text = config::document(&config)?;
     if let Some(folder) = &args.out {
-        return Ok(Run::create(device, config, &text, folder)?);
+        return Ok(Run::create(device, config, &text, folder, warn)?);
     }
     let folder = RemovedIfEmpty(new_folder(&config)?);
-    Ok(Run::create(device, config, &text, &folder.0)?)
+    Ok(Run::create(device, config, &text, &folder.0, warn)?)
 }
 
 /// The folder of a run that may never begin.
@@ -152,7 +158,7 @@ fn calendar(seconds: u64) -> String {
 struct Watch {
     run: Run,
     started: Instant,
-    stop: Arc<AtomicBool>,
+    stop: Stop,
     bar: Option<Progress>,
     since: Instant,
     seconds: HashMap<&'static str, f64>,
@@ -160,29 +166,9 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(run: Run) -> Result<Watch> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let flag = stop.clone();
-        let stopping = move || match flag.swap(true, Ordering::Relaxed) {
-            false => {
-                // Not on the line of a bar.
-                let line = if std::io::stderr().is_terminal() { "\n" } else { "" };
-                eprintln!("{line}stopping after this update; Ctrl-C again stops at once");
-            }
-            // A run survives being killed at any moment.
-            true => std::process::exit(130),
-        };
-        ctrlc::set_handler(stopping).context("cannot listen for Ctrl-C")?;
+    fn new(run: Run, stop: Stop) -> Watch {
         let now = Instant::now();
-        Ok(Watch {
-            run,
-            started: now,
-            stop,
-            bar: None,
-            since: now,
-            seconds: HashMap::new(),
-            last: Vec::new(),
-        })
+        Watch { run, started: now, stop, bar: None, since: now, seconds: HashMap::new(), last: Vec::new() }
     }
 
     /// The time since the last call was spent on this.
@@ -240,7 +226,7 @@ impl Observer for Watch {
         if done == total {
             self.bar = None;
         }
-        !self.stop.load(Ordering::Relaxed)
+        !self.stop.is_asked_for()
     }
 
     fn epoch_done(&mut self, trainer: &mut Trainer, metrics: &[(String, f64)]) -> Result<(), TrainError> {
@@ -249,7 +235,7 @@ impl Observer for Watch {
             let media = self.run.folder().join("media").join(format!("{:06}", trainer.epoch));
             if !trainer.draw(&media)? {
                 let picture = media.join("reconstructions.png");
-                eprintln!(
+                tell!(
                     "warning: the tokenizer has the same tokens for every frame (see {}); if that does not change, tokenizer.squared_weight=100 may help (docs/training.md)",
                     picture.display()
                 );
@@ -275,8 +261,12 @@ impl Observer for Watch {
                 line += &format!("  {short} {value:.3}");
             }
         }
-        eprintln!("{line}");
-        Ok(())
+        tell!("{line}");
+        // Now nothing of it is lost.
+        match self.stop.is_asked_for() && trainer.epoch < trainer.config.epochs {
+            true => Err(TrainError::Interrupted),
+            false => Ok(()),
+        }
     }
 }
 

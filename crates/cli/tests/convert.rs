@@ -168,6 +168,27 @@ fn bad_checkpoints_get_one_clear_line_and_leave_nothing() {
     // A storage that claims more than its file holds: the codebook's 30 numbers as 255.
     edited(&bad, b"K\x1et", b"K\xfft");
     assert!(import().contains("is cut off"));
+    // One bit of a storage that is not what it was: the last of the codebook's first number.
+    let mut damaged = whole.clone();
+    let codebook = &unpack(&tiny()).into_iter().find(|(name, _)| name.ends_with("data/0")).unwrap().1;
+    let at = damaged.windows(codebook.len()).position(|bytes| bytes == codebook).unwrap();
+    damaged[at] ^= 1;
+    std::fs::write(&bad, &damaged).unwrap();
+    assert!(import().contains("data/0 is damaged, its checksum differs"));
+    // A sound file with numbers that are none.
+    for (number, word) in [(f32::NAN, "NaN"), (f32::NEG_INFINITY, "-inf")] {
+        let mut entries = unpack(&tiny());
+        let storage = &mut entries.iter_mut().find(|(name, _)| name.ends_with("data/0")).unwrap().1;
+        storage[8..12].copy_from_slice(&number.to_le_bytes());
+        pack(&bad, &entries);
+        let error = import();
+        assert!(error.contains(&format!("holds {word}: the file is damaged")), "{error}");
+    }
+    // A pickle larger than any agent's is not even read.
+    let mut entries = unpack(&tiny());
+    entries.iter_mut().find(|(name, _)| name.ends_with("data.pkl")).unwrap().1 = vec![b'N'; (4 << 20) + 1];
+    pack(&bad, &entries);
+    assert!(import().contains("it has 4194305 bytes, more than the 4194304 of any agent"));
     // A storage that is not there.
     let entries: Vec<_> = unpack(&tiny()).into_iter().filter(|(name, _)| !name.ends_with("data/0")).collect();
     pack(&bad, &entries);

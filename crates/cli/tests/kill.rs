@@ -3,7 +3,8 @@
 mod common;
 
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{SMALL, Scratch, iris, results, stderr, train};
@@ -31,29 +32,92 @@ fn a_killed_run_continues_to_the_same_bits() {
     }
 }
 
+fn send(signal: &str, child: &Child) {
+    assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+}
+
+/// A run and the lines it says.
+fn start(arguments: &[&str], folder: &Path) -> (Child, impl Iterator<Item = String> + use<>) {
+    let mut command = iris();
+    command.arg("train").args(SMALL).args(arguments).arg("--out").arg(folder).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let said = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    (child, said)
+}
+
 /// Ctrl-C in the middle of an evaluation that would go on for long: the run stops there, says how to go on, and keeps its finished epoch.
 #[test]
 fn ctrl_c_stops_an_evaluation() {
     let scratch = Scratch::new("ctrl-c");
     let run = scratch.0.join("run");
-    let mut child = iris()
-        .arg("train")
-        .args(SMALL)
-        // Nothing is left for the second epoch but to evaluate.
-        .args(["collection.epochs=1", "tokenizer.schedule.updates=0", "world_model.schedule.start_after=9"])
-        .args(["actor_critic.schedule.start_after=9", "evaluation.episodes=10000", "--out"])
-        .arg(&run)
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    // Nothing is left for the second epoch but to evaluate.
+    let nothing =
+        ["collection.epochs=1", "tokenizer.schedule.updates=0", "world_model.schedule.start_after=9"];
+    let long = ["actor_critic.schedule.start_after=9", "evaluation.episodes=10000"];
+    let (mut child, mut said) = start(&[&nothing[..], &long].concat(), &run);
     assert!(said.any(|line| line.starts_with("epoch 1/4")));
-    let interrupt = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(interrupt.success());
-    assert!(!child.wait().unwrap().success());
+    send("-INT", &child);
+    assert_eq!(child.wait().unwrap().code(), Some(75));
     let last = said.last().unwrap();
-    assert!(last.contains("stopped") && last.contains("--resume"), "{last}");
+    assert!(last.starts_with("stopped with 1 of 4 epochs finished") && last.contains("--resume"), "{last}");
     assert!(run.join("checkpoints/000001/state.json").exists());
+}
+
+/// What Ctrl-C, schedulers and terminals send: an exit code of its own, and nothing is lost.
+#[test]
+fn a_run_stopped_by_a_signal_continues_to_the_same_bits() {
+    let scratch = Scratch::new("signals");
+    let (whole, stopped) = (scratch.0.join("whole"), scratch.0.join("stopped"));
+    assert!(train(&whole, &[]).status.success());
+    for (signal, moment) in [
+        ("-INT", "arcade/catch on"),
+        ("-TERM", "epoch 1/4"),
+        ("-HUP", "arcade/catch on"),
+        ("-USR1", "epoch 1/4"),
+    ] {
+        let _ = std::fs::remove_dir_all(&stopped);
+        let (mut child, mut said) = start(&[], &stopped);
+        assert!(said.any(|line| line.starts_with(moment)));
+        send(signal, &child);
+        assert_eq!(child.wait().unwrap().code(), Some(75), "{signal}");
+        let rest: Vec<String> = said.collect();
+        assert!(rest.iter().any(|line| line.starts_with("stopping after this update")), "{signal}: {rest:?}");
+        assert!(rest.last().unwrap().contains(&format!("`iris train --resume {}`", stopped.display())));
+        let resumed = iris().args(["train", "--resume"]).arg(&stopped).output().unwrap();
+        assert!(resumed.status.success(), "{}", stderr(&resumed));
+        for ((name, expected), (_, got)) in results(&whole).into_iter().zip(results(&stopped)) {
+            assert!(expected == got, "{name} differs after {signal}");
+        }
+    }
+}
+
+#[test]
+fn a_second_signal_does_not_wait() {
+    let scratch = Scratch::new("impatient");
+    let run = scratch.0.join("run");
+    // An update of many seconds.
+    let (mut child, mut said) = start(&["collection.steps=1", "tokenizer.schedule.batch=20000"], &run);
+    assert!(said.any(|line| line.starts_with("arcade/catch on")));
+    send("-TERM", &child);
+    assert!(said.any(|line| line.starts_with("stopping after this update")));
+    send("-INT", &child);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}
+
+/// `nohup iris train &` outlives its terminal.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_run_under_nohup_does_not_hear_the_terminal_close() {
+    let scratch = Scratch::new("nohup");
+    let mut command = common::on_the_cpu(Command::new("sh"));
+    command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_iris"), "train"]).args(SMALL);
+    command.arg("--out").arg(scratch.0.join("run")).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    assert!(said.any(|line| line.starts_with("arcade/catch on")));
+    send("-HUP", &child);
+    assert!(said.last().unwrap().starts_with("epoch 4/4"));
+    assert!(child.wait().unwrap().success());
 }
 
 /// Killed before its first epoch is over, a run starts again from its beginning.

@@ -67,14 +67,17 @@ fn nonsense_is_answered_with_one_line_that_helps() {
     assert!(
         refused(&["collection.steps=many"]).contains("`collection.steps` must be an integer, not a string")
     );
-    assert!(refused(&["collection.steps=0"]).contains("collection.steps must be at least 1"));
+    assert!(refused(&["collection.steps=0"]).contains("collection.steps is 0, but must be at least 1"));
     assert!(refused(&["collection=5"]).contains("`collection` is a table; set one of its keys"));
     assert!(
         refused(&["collection.epsilon=1.5"]).contains("collection.epsilon is 1.5, but must be from 0 to 1")
     );
     for (nonsense, answer) in [
         ("tokenizer.schedule.learning_rate=nan", "tokenizer.schedule.learning_rate is NaN"),
-        ("world_model.schedule.learning_rate=-1", "world_model.schedule.learning_rate must be above 0"),
+        (
+            "world_model.schedule.learning_rate=-1",
+            "world_model.schedule.learning_rate is -1, but must be above 0",
+        ),
         ("actor_critic.schedule.max_grad_norm=0", "actor_critic.schedule.max_grad_norm is 0"),
         ("tokenizer.schedule.batch=1000000000", "must be from 1 to 65536"),
         ("actor_critic.burn_in=1000000000", "actor_critic.burn_in is 1000000000, but must be from 0 to"),
@@ -245,4 +248,32 @@ fn output_that_nobody_takes_is_no_panic() {
         "{}",
         stderr(&output)
     );
+}
+
+/// `iris train 2>&1 | head`, or a log on a full disk.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_log_that_cannot_be_written_stops_nothing() {
+    let scratch = Scratch::new("log");
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let run = scratch.0.join("run");
+    let trained = iris().arg("train").args(SMALL).arg("--out").arg(&run).stderr(full()).output().unwrap();
+    assert!(trained.status.success(), "{:?}", trained.status);
+    assert!(String::from_utf8_lossy(&trained.stdout).contains("4 epochs in"));
+    assert!(run.join("checkpoints/000004/state.json").exists());
+
+    let closed = || {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        writer
+    };
+    let other = scratch.0.join("other");
+    let trained = iris().arg("train").args(SMALL).arg("--out").arg(&other).stderr(closed()).output().unwrap();
+    assert!(trained.status.success(), "{:?}", trained.status);
+    for command in ["eval", "dream"] {
+        let output = iris().arg(command).arg(&run).stderr(closed()).output().unwrap();
+        assert!(output.status.success() && !output.stdout.is_empty(), "{command}: {:?}", output.status);
+    }
+    // An error that nobody reads is an error all the same.
+    assert_eq!(iris().args(["eval", "no/such/run"]).stderr(full()).output().unwrap().status.code(), Some(1));
 }

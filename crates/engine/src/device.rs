@@ -113,6 +113,7 @@ pub struct Device {
 impl Device {
     /// The CPU with `threads` worker threads, or one per core. Results do not depend on the number.
     pub fn cpu(threads: Option<usize>) -> Result<Device> {
+        crate::cpu::check_isa()?;
         let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
         if threads == 0 {
             return Err(Error::Threads { threads, reason: "at least one is needed".into() });
@@ -125,18 +126,30 @@ impl Device {
         Ok(Device { pool: Arc::new(pool), gpu: None })
     }
 
-    /// The first NVIDIA GPU.
+    /// The CPU with the kernels of one instruction set.
+    #[cfg(test)]
+    pub(crate) fn cpu_with(isa: crate::cpu::Isa, threads: usize) -> Device {
+        let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
+        let pool = builder.start_handler(move |_| crate::cpu::force_isa(isa)).build().unwrap();
+        Device { pool: Arc::new(pool), gpu: None }
+    }
+
+    /// The first NVIDIA GPU, with a thread of the host per core for what runs there.
     pub fn cuda(precision: Precision) -> Result<Device> {
+        Device::cuda_beside(precision, None)
+    }
+
+    fn cuda_beside(precision: Precision, threads: Option<usize>) -> Result<Device> {
         let gpu = Gpu::new(precision)?;
-        Ok(Device { gpu: Some(gpu), ..Device::cpu(Some(1))? })
+        Ok(Device { gpu: Some(gpu), ..Device::cpu(threads)? })
     }
 
     /// What `name` says: "cpu", "cuda", or "auto" for a GPU if one can be used.
     pub fn named(name: &str, precision: Precision, threads: Option<usize>) -> Result<Device> {
         match name {
             "cpu" => Device::cpu(threads),
-            "cuda" => Device::cuda(precision),
-            "auto" => Device::cuda(precision).or_else(|_| Device::cpu(threads)),
+            "cuda" => Device::cuda_beside(precision, threads),
+            "auto" => Device::cuda_beside(precision, threads).or_else(|_| Device::cpu(threads)),
             _ => Err(Error::BadConfig { reason: format!("there is no device `{name}`: cpu, cuda or auto") }),
         }
     }
@@ -238,6 +251,11 @@ impl Device {
             Some(_) => f(),
             None => self.pool.install(f),
         }
+    }
+
+    /// Runs `f` on the device's threads of the host, also beside a GPU: loops of rayon in it keep to them.
+    pub fn on_host_threads<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
+        self.pool.install(f)
     }
 
     /// Zeroed memory that outlives steps: their inputs, outputs and carried state.

@@ -1,4 +1,4 @@
-//! Several games side by side, stepped by several threads.
+//! Several games side by side, stepped by the threads of the rayon pool that the caller is in.
 
 use rayon::prelude::*;
 

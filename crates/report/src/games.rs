@@ -23,6 +23,7 @@ impl Reference {
 }
 
 /// The references of every known game.
+#[derive(Clone)]
 pub struct Games(BTreeMap<String, Reference>);
 
 impl Games {

@@ -97,7 +97,11 @@ fn selected(
 }
 
 /// An agent per score file, and one of all runs and evaluations.
-fn own_agents(request: &Request, games: &Games, notes: &mut Vec<String>) -> Result<Vec<Agent>, ReportError> {
+pub fn own_agents(
+    request: &Request,
+    games: &Games,
+    notes: &mut Vec<String>,
+) -> Result<Vec<Agent>, ReportError> {
     let (mut agents, mut found, mut evaluations) = (Vec::new(), Vec::<Run>::new(), Vec::<Evaluation>::new());
     for path in &request.inputs {
         let folder = match path.file_name().is_some_and(|name| name == "metrics.jsonl") {

@@ -8,6 +8,8 @@ mod draw;
 mod error;
 mod figures;
 mod files;
+#[doc(hidden)]
+pub mod fuzzing;
 mod games;
 mod html;
 mod improvement;

@@ -3,10 +3,11 @@
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use zip::ZipArchive;
 
-use super::pickle::read_state_dict;
+use super::pickle::{LARGEST_PICKLE, read_state_dict};
 use super::storage::{Kind, TensorSpec};
 use crate::checkpoint::{CheckpointError, Result, io};
 
@@ -16,13 +17,19 @@ pub struct Archive {
     zip: ZipArchive<BufReader<File>>,
     /// The folder inside the zip that everything lies in.
     folder: String,
-    tensors: Vec<(String, TensorSpec)>,
+    tensors: Vec<(String, Arc<TensorSpec>)>,
+    /// Bytes of storages that may still be read: tensors can share one, but not so that most of the time goes into reading it again.
+    readable: u64,
 }
+
+/// How often the storages may be read, in sizes of the file.
+const READINGS: u64 = 8;
 
 impl Archive {
     pub fn open(path: &Path) -> Result<Archive> {
         let file = File::open(path).map_err(|source| io("read", path, source))?;
         let not_pytorch = |reason: String| CheckpointError::NotPyTorch { path: path.into(), reason };
+        let length = file.metadata().map_err(|source| io("read", path, source))?.len();
         let mut zip = ZipArchive::new(BufReader::new(file)).map_err(|e| not_pytorch(format!("{e}")))?;
         let pickle = zip.file_names().find(|name| name.ends_with("/data.pkl")).map(String::from);
         let pickle = pickle.ok_or_else(|| not_pytorch("the zip has no data.pkl".into()))?;
@@ -32,8 +39,12 @@ impl Archive {
         {
             return Err(not_pytorch("it was written on a big-endian machine".into()));
         }
-        let bytes = entry(&mut zip, &pickle).map_err(not_pytorch)?;
         let refused = |reason| CheckpointError::Refused { path: path.into(), reason };
+        let size = zip.by_name(&pickle).map_err(|e| not_pytorch(format!("entry {pickle}: {e}")))?.size();
+        if size > LARGEST_PICKLE as u64 {
+            return Err(refused(format!("it has {size} bytes, more than the {LARGEST_PICKLE} of any agent")));
+        }
+        let bytes = entry(&mut zip, &pickle).map_err(not_pytorch)?;
         let tensors = read_state_dict(&bytes).map_err(refused)?;
         // What the pickle says about a storage must be true before anyone counts on it.
         for (name, spec) in &tensors {
@@ -44,11 +55,11 @@ impl Archive {
                 return Err(not_pytorch(format!("the data of `{name}` is cut off")));
             }
         }
-        Ok(Archive { path: path.into(), zip, folder, tensors })
+        Ok(Archive { path: path.into(), zip, folder, tensors, readable: READINGS.saturating_mul(length) })
     }
 
     /// Names and shapes, in the order of the file.
-    pub fn tensors(&self) -> &[(String, TensorSpec)] {
+    pub fn tensors(&self) -> &[(String, Arc<TensorSpec>)] {
         &self.tensors
     }
 
@@ -75,25 +86,42 @@ impl Archive {
             Ok(bytes) => bytes,
             Err(reason) => return Err(not_pytorch(reason)),
         };
+        let Some(readable) = self.readable.checked_sub(bytes.len() as u64) else {
+            return Err(not_pytorch("too many tensors in it are parts of the same data".into()));
+        };
+        self.readable = readable;
         if bytes.len() / spec.kind.size() < spec.storage_len {
             return Err(not_pytorch(format!("the data of `{name}` is cut off")));
         }
         let values = bytes.as_chunks::<4>().0;
-        Ok(spec.positions().map(|at| f32::from_le_bytes(values[at])).collect())
+        let values: Vec<f32> = spec.positions().map(|at| f32::from_le_bytes(values[at])).collect();
+        match values.iter().find(|value| !value.is_finite()) {
+            Some(value) => {
+                let (path, name, found) = (self.path.clone(), name.clone(), value.to_string());
+                Err(CheckpointError::BadValue { path, name, found })
+            }
+            None => Ok(values),
+        }
     }
 }
 
-/// The bytes of one entry. `torch.save` stores them uncompressed, so none can be larger than the file; anything else is refused.
+/// The bytes of one entry, compared with their checksum. `torch.save` stores them uncompressed, so none can be larger than the file; anything else is
+/// refused.
 fn entry(zip: &mut ZipArchive<BufReader<File>>, name: &str) -> Result<Vec<u8>, String> {
     let file = zip.by_name(name).map_err(|e| format!("entry {name}: {e}"))?;
     if file.compression() != zip::CompressionMethod::Stored || file.size() != file.compressed_size() {
         return Err(format!("entry {name} is compressed"));
     }
-    let size = file.size();
+    let (size, checksum) = (file.size(), file.crc32());
     let mut bytes = Vec::new();
     file.take(size).read_to_end(&mut bytes).map_err(|e| format!("entry {name}: {e}"))?;
     if bytes.len() as u64 != size {
         return Err(format!("entry {name} is cut off"));
+    }
+    if crc32fast::hash(&bytes) != checksum {
+        return Err(format!(
+            "entry {name} is damaged, its checksum differs: copy or download the file again"
+        ));
     }
     Ok(bytes)
 }

@@ -13,7 +13,7 @@ pub fn import(device: &Device, path: &Path) -> Result<(Agent, Option<Perceptual>
     let mut archive = Archive::open(path)?;
     let shapes = Shapes::new(&archive);
     let config = shapes.config()?;
-    config.validate().map_err(|reason| CheckpointError::BadConfig { path: path.into(), reason })?;
+    config.validate().map_err(|e| CheckpointError::BadConfig { path: path.into(), reason: e.to_string() })?;
     let agent = Agent::within(device, &config, 0, archive.elements())?;
     let has_perceptual = shapes.entries.keys().any(|name| name.starts_with("tokenizer.lpips.net"));
     let perceptual = has_perceptual.then(|| Perceptual::new(device, 0.0)).transpose()?;

@@ -2,6 +2,8 @@
 
 mod archive;
 mod export;
+#[doc(hidden)]
+pub mod fuzzing;
 mod import;
 mod layout;
 mod pickle;

@@ -1,7 +1,12 @@
 //! A reader of the pickles that `torch.save` writes for a state dict. It builds values and executes nothing: the only globals it knows are the
 //! four kinds of names such a file needs, and everything else is refused.
 
+//!
+//! A hostile file gets no more than its size is worth: every opcode takes constant time or time in proportion to its own bytes, and what is built may take
+//! [`ROOM_PER_BYTE`] bytes per byte read.
+
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use super::storage::{Kind, TensorSpec};
 
@@ -9,11 +14,20 @@ use super::storage::{Kind, TensorSpec};
 pub type Reason = String;
 type Result<T> = std::result::Result<T, Reason>;
 
-/// Names are short; a long one recalled many times would be copied as often.
+/// The most bytes a pickle may have. Those of agents have about a hundred per tensor.
+pub const LARGEST_PICKLE: usize = 4 << 20;
+/// Names of tensors are short.
 const LONGEST_TEXT: usize = 1024;
+/// `torch.save` sets the items of a dict a thousand at a time.
+const DEEPEST_STACK: usize = 1 << 16;
+/// Bytes of values per byte of the pickle; those of agents have about seven.
+const ROOM_PER_BYTE: usize = 16;
+const MOST_DIMENSIONS: usize = 8;
+/// Bytes of values that any pickle may have.
+const ROOM: usize = 64 << 10;
 
 /// Index into the machine's values.
-type Id = usize;
+type Id = u32;
 
 #[derive(Clone, Debug)]
 enum Value {
@@ -21,19 +35,39 @@ enum Value {
     Bool,
     Int(i64),
     Float,
-    Text(String),
-    Tuple(Vec<Id>),
+    Text(Arc<str>),
+    Tuple(Box<[Id]>),
     List,
     /// Pairs in order; keys are looked at when the dict is read.
     Dict(Vec<(Id, Id)>),
     Global(Global),
-    Storage {
-        key: String,
-        kind: Kind,
-        len: usize,
-    },
-    Tensor(TensorSpec),
+    Storage(Box<Storage>),
+    Tensor(Arc<TensorSpec>),
 }
+
+#[derive(Clone, Debug)]
+struct Storage {
+    key: Arc<str>,
+    kind: Kind,
+    len: usize,
+}
+
+impl Value {
+    /// Bytes that it takes, without what it shares.
+    fn size(&self) -> usize {
+        let more = match self {
+            Value::Text(text) => 16 + text.len(),
+            Value::Tuple(items) => size_of_val(&items[..]),
+            Value::Storage(_) => size_of::<Storage>(),
+            Value::Tensor(spec) => size_of::<TensorSpec>() + 16 * spec.shape.len(),
+            _ => 0,
+        };
+        size_of::<Value>() + more
+    }
+}
+
+/// Values that there is one of, however often they occur: these, then the integers of a byte.
+const SHARED: [Value; 4] = [Value::None, Value::Bool, Value::Float, Value::List];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Global {
@@ -58,42 +92,52 @@ impl Global {
 }
 
 /// Reads the tensors of a pickled state dict, in their order.
-pub fn read_state_dict(pickle: &[u8]) -> Result<Vec<(String, TensorSpec)>> {
-    let mut machine = Machine {
-        input: pickle,
-        at: 0,
-        values: Vec::new(),
-        stack: Vec::new(),
-        marks: Vec::new(),
-        memo: HashMap::new(),
-    };
+pub fn read_state_dict(pickle: &[u8]) -> Result<Vec<(String, Arc<TensorSpec>)>> {
+    let mut machine = Machine::new(pickle);
     let root = machine.run()?;
-    let Value::Dict(pairs) = &machine.values[root] else {
+    let Value::Dict(pairs) = machine.value(root) else {
         return Err("its content is not a state dict".into());
     };
     let mut names = HashSet::new();
-    let tensors = pairs
-        .iter()
-        .map(|&(key, value)| match (&machine.values[key], &machine.values[value]) {
-            (Value::Text(name), Value::Tensor(spec)) => Ok((name.clone(), spec.clone())),
-            (Value::Text(name), _) => Err(format!("entry `{name}` is not a tensor")),
-            _ => Err("a name in its state dict is not text".into()),
-        })
-        .collect::<Result<Vec<_>>>()?;
-    match tensors.iter().find(|(name, _)| !names.insert(name)) {
-        Some((name, _)) => Err(format!("entry `{name}` is there twice")),
-        None => Ok(tensors),
+    let mut tensors = Vec::with_capacity(pairs.len());
+    for &(key, value) in pairs {
+        let (name, spec) = match (machine.value(key), machine.value(value)) {
+            (Value::Text(name), Value::Tensor(spec)) => (name, spec),
+            (Value::Text(name), _) => return Err(format!("entry `{name}` is not a tensor")),
+            _ => return Err("a name in its state dict is not text".into()),
+        };
+        if !names.insert(name) {
+            return Err(format!("entry `{name}` is there twice"));
+        }
+        tensors.push((name.to_string(), spec.clone()));
     }
+    Ok(tensors)
 }
 
 struct Machine<'a> {
     input: &'a [u8],
     at: usize,
-    /// Everything ever made; memo and stack refer to it. Only texts are ever copied, and they are short.
+    /// Everything ever made; memo and stack refer to it.
     values: Vec<Value>,
     stack: Vec<Id>,
     marks: Vec<usize>,
     memo: HashMap<u32, Id>,
+    /// Bytes that values may still take.
+    room: usize,
+}
+
+impl<'a> Machine<'a> {
+    fn new(input: &'a [u8]) -> Machine<'a> {
+        Machine {
+            input,
+            at: 0,
+            values: SHARED.into_iter().chain((0..=255).map(Value::Int)).collect(),
+            stack: Vec::new(),
+            marks: Vec::new(),
+            memo: HashMap::new(),
+            room: ROOM + input.len().saturating_mul(ROOM_PER_BYTE),
+        }
+    }
 }
 
 impl Machine<'_> {
@@ -105,30 +149,30 @@ impl Machine<'_> {
                 0x80 => _ = self.byte()?,
                 0x95 => _ = self.take(8)?,
                 b'.' => return self.pop(),
-                b'(' => self.marks.push(self.stack.len()),
+                b'(' => self.mark()?,
                 b'0' => _ = self.pop()?,
-                b'N' => self.push(Value::None),
-                0x88 | 0x89 => self.push(Value::Bool),
+                b'N' => self.push(Value::None)?,
+                0x88 | 0x89 => self.push(Value::Bool)?,
                 b'J' => {
                     let bytes = self.array::<4>()?;
-                    self.push(Value::Int(i64::from(i32::from_le_bytes(bytes))));
+                    self.push(Value::Int(i64::from(i32::from_le_bytes(bytes))))?;
                 }
                 b'K' => {
                     let byte = self.byte()?;
-                    self.push(Value::Int(i64::from(byte)));
+                    self.push(Value::Int(i64::from(byte)))?;
                 }
                 b'M' => {
                     let bytes = self.array::<2>()?;
-                    self.push(Value::Int(i64::from(u16::from_le_bytes(bytes))));
+                    self.push(Value::Int(i64::from(u16::from_le_bytes(bytes))))?;
                 }
                 0x8A => {
                     let len = usize::from(self.byte()?);
                     let value = long(self.take(len)?)?;
-                    self.push(Value::Int(value));
+                    self.push(Value::Int(value))?;
                 }
                 b'G' => {
                     self.take(8)?;
-                    self.push(Value::Float);
+                    self.push(Value::Float)?;
                 }
                 b'X' => {
                     let len = u32::from_le_bytes(self.array::<4>()?) as usize;
@@ -138,18 +182,18 @@ impl Machine<'_> {
                     let len = usize::from(self.byte()?);
                     self.text(len)?;
                 }
-                b'}' => self.push(Value::Dict(Vec::new())),
-                b']' => self.push(Value::List),
-                b')' => self.push(Value::Tuple(Vec::new())),
+                b'}' => self.push(Value::Dict(Vec::new()))?,
+                b']' => self.push(Value::List)?,
+                b')' => self.push(Value::Tuple(Box::default()))?,
                 b't' => {
                     let items = self.pop_to_mark()?;
-                    self.push(Value::Tuple(items));
+                    self.push(Value::Tuple(items.into()))?;
                 }
                 0x85..=0x87 => {
                     let count = usize::from(op - 0x84);
                     let start = self.stack.len().checked_sub(count).ok_or_else(underflow)?;
                     let items = self.stack.split_off(start);
-                    self.push(Value::Tuple(items));
+                    self.push(Value::Tuple(items.into()))?;
                 }
                 b'q' => {
                     let slot = u32::from(self.byte()?);
@@ -173,16 +217,16 @@ impl Machine<'_> {
                 }
                 b'c' => {
                     let (module, name) = (self.line()?, self.line()?);
-                    self.push(Value::Global(Global::find(&module, &name)?));
+                    self.push(Value::Global(Global::find(&module, &name)?))?;
                 }
                 0x93 => {
                     let (name, module) = (self.pop()?, self.pop()?);
-                    let (Value::Text(module), Value::Text(name)) = (&self.values[module], &self.values[name])
+                    let (Value::Text(module), Value::Text(name)) = (self.value(module), self.value(name))
                     else {
                         return Err("a global's name is not text".into());
                     };
                     let global = Global::find(module, name)?;
-                    self.push(Value::Global(global));
+                    self.push(Value::Global(global))?;
                 }
                 b'Q' => self.persistent()?,
                 b'R' => self.reduce()?,
@@ -233,14 +277,48 @@ impl Machine<'_> {
         if len > LONGEST_TEXT {
             return Err(format!("a name in it has {len} bytes"));
         }
-        let text = std::str::from_utf8(self.take(len)?).map_err(|_| "a name in it is not text")?.to_string();
-        self.push(Value::Text(text));
-        Ok(())
+        let text = std::str::from_utf8(self.take(len)?).map_err(|_| "a name in it is not text")?.into();
+        self.push(Value::Text(text))
     }
 
-    fn push(&mut self, value: Value) {
-        self.values.push(value);
-        self.stack.push(self.values.len() - 1);
+    fn value(&self, id: Id) -> &Value {
+        &self.values[id as usize]
+    }
+
+    fn push(&mut self, value: Value) -> Result<()> {
+        let shared = match &value {
+            Value::None => Some(0),
+            Value::Bool => Some(1),
+            Value::Float => Some(2),
+            Value::List => Some(3),
+            Value::Int(small @ 0..=255) => Some(SHARED.len() + *small as usize),
+            _ => None,
+        };
+        let id = match shared {
+            Some(id) => id,
+            None => {
+                self.spend(value.size())?;
+                self.values.push(value);
+                self.values.len() - 1
+            }
+        };
+        self.push_id(Id::try_from(id).map_err(|_| too_large())?)
+    }
+
+    fn push_id(&mut self, id: Id) -> Result<()> {
+        self.stack.push(id);
+        if self.stack.len() > DEEPEST_STACK { Err(too_deep()) } else { Ok(()) }
+    }
+
+    fn mark(&mut self) -> Result<()> {
+        self.marks.push(self.stack.len());
+        if self.marks.len() > DEEPEST_STACK { Err(too_deep()) } else { Ok(()) }
+    }
+
+    /// Of the room that the pickle's size allows.
+    fn spend(&mut self, bytes: usize) -> Result<()> {
+        self.room = self.room.checked_sub(bytes).ok_or_else(too_large)?;
+        Ok(())
     }
 
     fn pop(&mut self) -> Result<Id> {
@@ -261,20 +339,24 @@ impl Machine<'_> {
     }
 
     fn remember(&mut self, slot: u32) -> Result<()> {
+        // A slot of the map, which may be half empty.
+        const SLOT: usize = 24;
         let top = *self.stack.last().ok_or_else(underflow)?;
-        self.memo.insert(slot, top);
-        Ok(())
+        match self.memo.insert(slot, top) {
+            None => self.spend(SLOT),
+            Some(_) => Ok(()),
+        }
     }
 
     fn recall(&mut self, slot: u32) -> Result<()> {
         let id = *self.memo.get(&slot).ok_or_else(|| format!("it recalls slot {slot}, which is empty"))?;
-        self.stack.push(id);
-        Ok(())
+        self.push_id(id)
     }
 
     fn extend_dict(&mut self, items: &[Id]) -> Result<()> {
+        self.spend(size_of_val(items))?;
         let dict = *self.stack.last().ok_or_else(underflow)?;
-        let Value::Dict(pairs) = &mut self.values[dict] else {
+        let Value::Dict(pairs) = &mut self.values[dict as usize] else {
             return Err("it sets an item of something that is not a dict".into());
         };
         if !items.len().is_multiple_of(2) {
@@ -287,89 +369,91 @@ impl Machine<'_> {
     /// ('storage', kind, key, location, elements)
     fn persistent(&mut self) -> Result<()> {
         let id = self.pop()?;
-        let Value::Tuple(items) = &self.values[id] else {
-            return Err("a storage in it is malformed".into());
-        };
-        let parts: Vec<&Value> = items.iter().map(|&i| &self.values[i]).collect();
-        let [
+        let malformed = || "a storage in it is malformed".to_string();
+        let Value::Tuple(items) = self.value(id) else { return Err(malformed()) };
+        let &[tag, kind, key, location, len] = &items[..] else { return Err(malformed()) };
+        let (
             Value::Text(tag),
             Value::Global(Global::Storage(kind)),
             Value::Text(key),
             Value::Text(_),
             Value::Int(len),
-        ] = parts[..]
+        ) = (self.value(tag), self.value(kind), self.value(key), self.value(location), self.value(len))
         else {
-            return Err("a storage in it is malformed".into());
+            return Err(malformed());
         };
         let len = usize::try_from(*len).map_err(|_| "a storage in it has a negative size")?;
-        if tag != "storage" {
+        if **tag != *"storage" {
             return Err(format!("it refers to a `{tag}`, not to a storage"));
         }
-        let storage = Value::Storage { key: key.clone(), kind: *kind, len };
-        self.push(storage);
-        Ok(())
+        let storage = Storage { key: key.clone(), kind: *kind, len };
+        self.push(Value::Storage(Box::new(storage)))
     }
 
     fn reduce(&mut self) -> Result<()> {
         let (arguments, callee) = (self.pop()?, self.pop()?);
-        let (Value::Global(global), Value::Tuple(items)) = (&self.values[callee], &self.values[arguments])
-        else {
+        let (Value::Global(global), Value::Tuple(items)) = (self.value(callee), self.value(arguments)) else {
             return Err("it calls something that is not a function".into());
         };
         let value = match global {
             Global::OrderedDict if items.is_empty() => Value::Dict(Vec::new()),
             Global::RebuildTensor => self.tensor(items)?,
             // (tensor, requires_grad, hooks)
-            Global::RebuildParameter => match items.first().map(|&i| &self.values[i]) {
-                Some(tensor @ Value::Tensor(_)) => tensor.clone(),
+            Global::RebuildParameter => match (items.len(), items.first().map(|&i| self.value(i))) {
+                (3, Some(tensor @ Value::Tensor(_))) => tensor.clone(),
                 _ => return Err("a parameter in it is malformed".into()),
             },
             Global::OrderedDict | Global::Storage(_) => {
                 return Err("it calls a function in an unknown way".into());
             }
         };
-        self.push(value);
-        Ok(())
+        self.push(value)
     }
 
-    /// (storage, offset, shape, strides, requires_grad, hooks)
+    /// (storage, offset, shape, strides, requires_grad, hooks), and metadata in newer files
     fn tensor(&self, items: &[Id]) -> Result<Value> {
         let malformed = || "a tensor in it is malformed".to_string();
-        let values: Vec<&Value> = items.iter().map(|&i| &self.values[i]).collect();
-        let [
-            Value::Storage { key, kind, len },
-            Value::Int(offset),
-            Value::Tuple(shape),
-            Value::Tuple(strides),
-            ..,
-        ] = values[..]
+        let (&[storage, offset, shape, strides, _, _] | &[storage, offset, shape, strides, _, _, _]) = items
         else {
             return Err(malformed());
         };
+        let (Value::Storage(storage), Value::Int(offset), Value::Tuple(shape), Value::Tuple(strides)) =
+            (self.value(storage), self.value(offset), self.value(shape), self.value(strides))
+        else {
+            return Err(malformed());
+        };
+        if shape.len() != strides.len() || shape.len() > MOST_DIMENSIONS {
+            return Err(malformed());
+        }
         let sizes = |ids: &[Id]| -> Result<Vec<usize>> {
             ids.iter()
-                .map(|&id| match self.values[id] {
-                    Value::Int(n) => usize::try_from(n).map_err(|_| malformed()),
+                .map(|&id| match self.value(id) {
+                    Value::Int(n) => usize::try_from(*n).map_err(|_| malformed()),
                     _ => Err(malformed()),
                 })
                 .collect()
         };
         let spec = TensorSpec {
-            key: key.clone(),
-            kind: *kind,
-            storage_len: *len,
+            key: storage.key.clone(),
+            kind: storage.kind,
+            storage_len: storage.len,
             offset: usize::try_from(*offset).map_err(|_| malformed())?,
             shape: sizes(shape)?,
             strides: sizes(strides)?,
         };
-        if spec.shape.len() != spec.strides.len() || spec.shape.len() > 8 {
-            return Err(malformed());
-        }
         if !spec.fits() {
             return Err("a tensor in it reaches outside its storage".into());
         }
-        Ok(Value::Tensor(spec))
+        Ok(Value::Tensor(Arc::new(spec)))
     }
+}
+
+fn too_deep() -> Reason {
+    format!("its stack holds more than {DEEPEST_STACK} values")
+}
+
+fn too_large() -> Reason {
+    format!("its values take more than {ROOM_PER_BYTE} times the room that it takes itself")
 }
 
 fn underflow() -> Reason {
@@ -506,6 +590,60 @@ mod tests {
         assert_eq!(refusal(&long), "a name in it has 2000 bytes");
         let twice = dict(&[("a", tensor(6, 0, [2, 3], [3, 1])), ("a", tensor(6, 0, [2, 3], [3, 1]))]);
         assert_eq!(refusal(&twice), "entry `a` is there twice");
+    }
+
+    /// Pickles that ask for much more than they are: refused, and what was built until then is small.
+    #[test]
+    fn hostile_pickles_get_no_more_than_their_size_is_worth() {
+        let names = |names: usize| text(&"n".repeat(names));
+        let once = |start: &[u8], again: &[u8]| [start, &again.repeat(100_000)].concat();
+        let storage = [
+            b"(".to_vec(),
+            text("storage"),
+            global("torch", "FloatStorage"),
+            names(1000),
+            text("cpu"),
+            b"K\x06tq\x01".to_vec(),
+        ]
+        .concat();
+        let arguments = |more: &[u8]| {
+            let rebuild = global("torch._utils", "_rebuild_tensor_v2");
+            [&rebuild[..], b"q\x02(", &storage, b"QK\x00K\x06\x85K\x01\x85", more, b"tq\x03"].concat()
+        };
+        let deep = "its stack holds more than 65536 values";
+        let large = "its values take more than 16 times the room that it takes itself";
+        for (pickle, reason) in [
+            (once(b"", b"N"), deep),
+            (once(b"", b"("), deep),
+            (once(b"K\x01q\x00", b"h\x00"), deep),
+            // Values that are dropped at once.
+            (once(b"", b"}0"), "it is cut off"),
+            (once(b"", b")0"), "it is cut off"),
+            (once(b"N", b"\x94"), large),
+            (once(&[&names(1000)[..], b"q\x00}"].concat(), b"h\x00h\x00s"), "it is cut off"),
+            // One storage or tensor with a long name, again and again.
+            (once(&storage, b"h\x01Q0"), "it is cut off"),
+            (once(&arguments(b"\x89N"), b"h\x02h\x03R0"), large),
+            // Whatever else stands in its arguments is not even looked at.
+            (
+                once(&[&arguments(&b"N".repeat(60_000))[..], b"0"].concat(), b"h\x02h\x03R0"),
+                "a tensor in it is malformed",
+            ),
+            (once(b"", b"N0"), "it is cut off"),
+        ] {
+            let mut machine = Machine::new(&pickle);
+            let room = machine.room;
+            assert_eq!(machine.run().unwrap_err(), reason, "{:?}", &pickle[pickle.len() - 8..]);
+            let built: usize = machine.values.iter().map(Value::size).sum();
+            assert!(built <= room + 8192, "{built} bytes of values");
+            assert!(machine.stack.len().max(machine.marks.len()) <= DEEPEST_STACK + 1);
+        }
+        // A dict with one name in it many times is refused at the second.
+        let twice =
+            [&dict(&[("a", tensor(6, 0, [2, 3], [3, 1]))])[..2], b"}q\x00", &names(1000), b"q\x01"].concat();
+        let twice = [twice, tensor(6, 0, [2, 3], [3, 1]), b"q\x0200".to_vec()].concat();
+        let twice = [twice, b"h\x01h\x02s".repeat(1000), b".".to_vec()].concat();
+        assert!(refusal(&twice).ends_with("is there twice"));
     }
 
     /// Random damage never panics. `IRIS_FUZZ_ROUNDS` asks for more of it.

@@ -1,5 +1,7 @@
 //! Storages as PyTorch names them, and tensors as views of them.
 
+use std::sync::Arc;
+
 /// Element types of storages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -46,7 +48,7 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorSpec {
     /// Name of the storage's file in the archive.
-    pub key: String,
+    pub key: Arc<str>,
     pub kind: Kind,
     /// Elements of the storage.
     pub storage_len: usize,

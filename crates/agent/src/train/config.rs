@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{AgentConfig, Returns};
+use crate::{AgentConfig, ConfigError, Returns};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -50,6 +50,105 @@ impl TrainConfig {
         let mut docs = BTreeMap::new();
         collect_docs(schema.as_value(), "", &mut docs);
         docs
+    }
+}
+
+// More than any machine can take.
+const LARGEST_BATCH: usize = 65_536;
+const MOST_EPISODES: usize = 1_000_000;
+/// Tokens and actions that the world model remembers.
+const MOST_POSITIONS: usize = 65_536;
+
+impl TrainConfig {
+    /// Refuses values that a run cannot have.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.agent.validate().map_err(|e| e.within("agent"))?;
+        self.check_finite()?;
+        for (network, schedule) in [
+            ("tokenizer", &self.tokenizer.schedule),
+            ("world_model", &self.world_model.schedule),
+            ("actor_critic", &self.actor_critic.schedule),
+        ] {
+            schedule.validate().map_err(|e| e.within("schedule").within(network))?;
+        }
+        let (perceptual, size) = (&self.tokenizer.perceptual, self.agent.tokenizer.frame_size);
+        if perceptual != "none" && !size.is_multiple_of(16) {
+            let rule = format!(
+                "which needs an agent.tokenizer.frame_size that 16 divides, not {size}; \"none\" does not"
+            );
+            return Err(ConfigError::new("tokenizer.perceptual", format!("{perceptual:?}"), rule));
+        }
+        let (steps, tokens) = (self.agent.world_model.steps, self.agent.tokenizer.tokens());
+        if tokens >= MOST_POSITIONS {
+            let rule = format!(
+                "which makes {tokens} tokens of a frame, which are too many: a smaller one or more resolutions make fewer"
+            );
+            return Err(ConfigError::new("agent.tokenizer.frame_size", size, rule));
+        }
+        for (key, value, range) in [
+            ("epochs", self.epochs, 1..=usize::MAX),
+            ("collection.steps", self.collection.steps, 1..=usize::MAX),
+            ("collection.epochs", self.collection.epochs, 1..=usize::MAX),
+            ("evaluation.episodes", self.evaluation.episodes, 1..=MOST_EPISODES),
+            ("evaluation.final_episodes", self.evaluation.final_episodes, 1..=MOST_EPISODES),
+            ("actor_critic.burn_in", self.actor_critic.burn_in, 0..=LARGEST_BATCH),
+            ("agent.world_model.steps", steps, 1..=MOST_POSITIONS / (tokens + 1)),
+        ] {
+            ConfigError::unless_within(key, value, range)?;
+        }
+        for (key, value) in [
+            ("collection.temperature", self.collection.temperature),
+            ("evaluation.temperature", self.evaluation.temperature),
+            ("tokenizer.squared_weight", self.tokenizer.squared_weight),
+            ("world_model.weight_decay", self.world_model.weight_decay),
+            ("agent.world_model.init_std", self.agent.world_model.init_std),
+        ] {
+            if value < 0.0 {
+                return Err(ConfigError::new(key, value, "but must be at least 0"));
+            }
+        }
+        for (key, value) in [
+            ("collection.epsilon", self.collection.epsilon),
+            ("actor_critic.returns.gamma", self.actor_critic.returns.gamma),
+            ("actor_critic.returns.lambda", self.actor_critic.returns.lambda),
+        ] {
+            if !(0.0..=1.0).contains(&value) {
+                return Err(ConfigError::new(key, value, "but must be from 0 to 1"));
+            }
+        }
+        let dropout = self.tokenizer.perceptual_dropout;
+        if !(0.0..1.0).contains(&dropout) {
+            return Err(ConfigError::new(
+                "tokenizer.perceptual_dropout",
+                dropout,
+                "but must be from 0 to below 1",
+            ));
+        }
+        let horizon = self.actor_critic.horizon;
+        if !(2..=steps).contains(&horizon) {
+            let rule = format!("but must be from 2 to agent.world_model.steps, which is {steps}");
+            return Err(ConfigError::new("actor_critic.horizon", horizon, rule));
+        }
+        Ok(())
+    }
+
+    /// TOML knows `nan` and `inf`; nothing here does.
+    fn check_finite(&self) -> Result<(), ConfigError> {
+        // JSON has no such numbers: they become null, and no key is null otherwise.
+        fn null(value: &serde_json::Value, path: &str) -> Option<String> {
+            match value {
+                serde_json::Value::Null => Some(path.into()),
+                serde_json::Value::Object(keys) => keys.iter().find_map(|(key, value)| {
+                    null(value, &if path.is_empty() { key.clone() } else { format!("{path}.{key}") })
+                }),
+                _ => None,
+            }
+        }
+        let json = serde_json::to_value(self).unwrap_or_default();
+        match null(&json, "") {
+            Some(key) => Err(ConfigError::new(&key, "NaN or infinite", "but must be a number")),
+            None => Ok(()),
+        }
     }
 }
 
@@ -123,6 +222,23 @@ impl Default for Schedule {
 }
 
 impl Schedule {
+    fn validate(&self) -> Result<(), ConfigError> {
+        ConfigError::unless_within("batch", self.batch, 1..=LARGEST_BATCH)?;
+        for (key, value) in [("learning_rate", self.learning_rate), ("max_grad_norm", self.max_grad_norm)] {
+            if value <= 0.0 {
+                return Err(ConfigError::new(key, value, "but must be above 0"));
+            }
+        }
+        match self.final_learning_rate < 0.0 {
+            true => Err(ConfigError::new(
+                "final_learning_rate",
+                self.final_learning_rate,
+                "but must be at least 0",
+            )),
+            false => Ok(()),
+        }
+    }
+
     /// Adam's step size in epoch number `epoch` of `epochs`, from 0 on.
     pub fn learning_rate_in(&self, epoch: usize, epochs: usize) -> f32 {
         match self.final_learning_rate {

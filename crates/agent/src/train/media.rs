@@ -5,9 +5,10 @@ use std::path::Path;
 use engine::Rng;
 
 use super::{Result, Stream, TrainError, Trainer};
+use crate::Acting;
+use crate::files::{FileError, failed};
 use crate::picture::{Cell, Picture, write_gif};
 use crate::scenes::Scenes;
-use crate::{Acting, CheckpointError};
 
 /// Frames of a strip of reconstructions.
 const FRAMES: usize = 10;
@@ -32,8 +33,7 @@ impl Trainer {
         if self.config.tokenizer.schedule.start_after > epoch || self.replay.steps() == 0 {
             return Ok(true);
         }
-        std::fs::create_dir_all(folder)
-            .map_err(|source| save(CheckpointError::Io { doing: "create", path: folder.into(), source }))?;
+        std::fs::create_dir_all(folder).map_err(|e| save(failed("create", folder)(e)))?;
         let scenes = Scenes {
             device: &self.device,
             agent: &self.agent,
@@ -84,6 +84,6 @@ impl Trainer {
     }
 }
 
-fn save(error: CheckpointError) -> TrainError {
+fn save(error: FileError) -> TrainError {
     TrainError::Save(error.to_string())
 }

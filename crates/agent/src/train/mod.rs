@@ -16,7 +16,7 @@ pub use config::{
     TrainConfig, WorldModelTraining,
 };
 
-pub use run::{Damaged, Run, RunError};
+pub use run::{Damaged, Run, RunError, StateError};
 
 use crate::player::{episode_seed, evaluation_seed};
 use crate::replay::{Record, Replay, ReplayError, Segment};
@@ -55,7 +55,7 @@ impl From<ReplayError> for TrainError {
     fn from(error: ReplayError) -> TrainError {
         match error {
             ReplayError::Io { .. } => TrainError::Replay(error),
-            ReplayError::CutOff { .. } | ReplayError::Damaged { .. } => TrainError::DamagedReplay(error),
+            _ => TrainError::DamagedReplay(error),
         }
     }
 }

@@ -257,7 +257,7 @@ fn run(
                             *a = source[at..at + k].as_ptr();
                         }
                     }
-                    segment.b = weights[panel * pass.panel + tap.weights..].as_ptr();
+                    segment.b = weights[panel * pass.panel + tap.weights..][..k * width].as_ptr();
                 }
                 let c = std::array::from_fn(|r| {
                     let (image, y, x) = points[r];
@@ -275,7 +275,7 @@ fn run(
                     rows,
                     cols,
                 };
-                // SAFETY: every row of A is `k` values of the image or of the zeros, the packed weights hold whole vectors, and each
+                // SAFETY: every row of A is `k` values of the image or of the zeros, B is `k` whole rows of packed weights, and each
                 // task writes its own pixels and channels of the target.
                 unsafe { tile::run(&tile) };
             }
@@ -335,6 +335,9 @@ pub(crate) fn conv_weight_gradient(
 ) {
     let padded = padded_inputs(shape);
     let pixels = shape.batch * shape.height * shape.width;
+    assert_eq!(x.len(), pixels * shape.inputs);
+    assert_eq!(dy.len(), shape.batch * shape.out_height() * shape.out_width() * shape.outputs);
+    assert_eq!(dw.len(), TAPS * shape.inputs * shape.outputs);
     let (x, scratch) = if padded == shape.inputs {
         (x, scratch)
     } else {

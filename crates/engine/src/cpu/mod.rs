@@ -1,6 +1,10 @@
 //! The CPU kernel room: vector instructions, matrix products and the loops that spread over threads. Nearly everything
 //! `unsafe` in the engine lives here; the rest is the memory beneath it.
 
+use std::sync::LazyLock;
+
+use crate::{Error, Result};
+
 mod conv;
 mod gemm;
 pub(crate) mod math;
@@ -19,7 +23,7 @@ pub(crate) use parallel::{
     chunks_mut, chunks_mut_of, chunks2_mut, chunks2_mut_of, column_sums, column_sums_scratch_len,
 };
 
-/// The instruction sets kernels are compiled for. The best one the machine has is chosen at run time.
+/// The instruction sets kernels are compiled for. The best one the machine has is chosen at run time, unless `IRIS_ISA` names another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Isa {
     #[cfg(target_arch = "x86_64")]
@@ -30,22 +34,85 @@ pub(crate) enum Isa {
     Baseline,
 }
 
-pub(crate) fn isa() -> Isa {
-    #[cfg(target_arch = "x86_64")]
-    {
-        // The detection macro caches its answer.
-        if is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vl")
+impl Isa {
+    /// What this machine has, best first.
+    pub fn available() -> &'static [Isa] {
+        #[cfg(target_arch = "x86_64")]
         {
-            return Isa::Avx512;
+            // The detection macro caches its answer.
+            if !is_x86_feature_detected!("avx2") || !is_x86_feature_detected!("fma") {
+                return &[Isa::Baseline];
+            }
+            if is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl")
+            {
+                return &[Isa::Avx512, Isa::Avx2, Isa::Baseline];
+            }
+            &[Isa::Avx2, Isa::Baseline]
         }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            return Isa::Avx2;
+        #[cfg(not(target_arch = "x86_64"))]
+        &[Isa::Baseline]
+    }
+
+    /// As `IRIS_ISA` names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => "avx2",
+            Isa::Baseline => "baseline",
         }
     }
-    Isa::Baseline
+
+    /// The instruction set that `wanted`, the value of `IRIS_ISA`, asks for.
+    fn choose(wanted: Option<&str>) -> Result<Isa> {
+        let available = Isa::available();
+        let Some(wanted) = wanted else { return Ok(available[0]) };
+        available.iter().copied().find(|isa| isa.name() == wanted).ok_or_else(|| {
+            let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
+            let reason = format!(
+                "IRIS_ISA is `{wanted}`, but kernels can run with {} on this machine; unset it to use the first",
+                names.join(", ")
+            );
+            Error::BadConfig { reason }
+        })
+    }
+}
+
+/// The choice, made once per process.
+static CHOSEN: LazyLock<Result<Isa>> = LazyLock::new(|| match std::env::var_os("IRIS_ISA") {
+    Some(wanted) => Isa::choose(Some(&wanted.to_string_lossy())),
+    None => Isa::choose(None),
+});
+
+/// Fails if `IRIS_ISA` asks for what there is not.
+pub(crate) fn check_isa() -> Result<()> {
+    CHOSEN.as_ref().map(|_| ()).map_err(Error::clone)
+}
+
+/// The instruction set that kernels use; always one that this machine has.
+pub(crate) fn isa() -> Isa {
+    #[cfg(test)]
+    if let Some(isa) = FORCED.get() {
+        return isa;
+    }
+    // No device is made where the choice failed, so no kernel runs.
+    CHOSEN.as_ref().copied().unwrap_or(Isa::Baseline)
+}
+
+#[cfg(test)]
+thread_local! {
+    static FORCED: std::cell::Cell<Option<Isa>> = const { std::cell::Cell::new(None) };
+}
+
+/// Makes kernels that are called from this thread use one of the [`Isa::available`], so that one process can compare them.
+#[cfg(test)]
+pub(crate) fn force_isa(isa: Isa) {
+    assert!(Isa::available().contains(&isa));
+    FORCED.set(Some(isa));
 }
 
 /// The vector instructions that kernels use on this machine.
@@ -92,3 +159,23 @@ macro_rules! multiversion {
     };
 }
 pub(crate) use multiversion;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_the_machine_has_can_be_chosen() {
+        assert_eq!(Isa::choose(None), Ok(Isa::available()[0]));
+        for &isa in Isa::available() {
+            assert_eq!(Isa::choose(Some(isa.name())), Ok(isa));
+        }
+        for wrong in ["avx3", "AVX2", "avx512 ", ""] {
+            let error = Isa::choose(Some(wrong)).unwrap_err().to_string();
+            assert!(
+                error.contains(&format!("IRIS_ISA is `{wrong}`")) && error.contains("baseline"),
+                "{error}"
+            );
+        }
+    }
+}

@@ -1,5 +1,7 @@
 //! Loops over threads. Work is cut by its shape, never by the number of threads, so results do not depend on it.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use rayon::prelude::*;
 
 /// Calls `f(task)` for every task.
@@ -16,20 +18,25 @@ pub(crate) fn threads() -> usize {
     rayon::current_num_threads()
 }
 
-/// Calls `f(task, room)` for every task, where each thread has `room_len` elements of `rooms` to itself. `f` must not start loops of its own.
+/// Calls `f(task, room)` for every task. Tasks that run at the same time have different rooms: one per thread, `room_len` elements of
+/// `rooms` each. What a room holds when a task starts is unspecified.
 pub(crate) fn for_each_in(
     tasks: usize,
     rooms: &mut [f32],
     room_len: usize,
     f: impl Fn(usize, &mut [f32]) + Sync + Send,
 ) {
-    assert!(rooms.len() >= threads() * room_len);
-    let rooms = super::gemm::Out(rooms.as_mut_ptr());
-    (0..tasks).into_par_iter().with_max_len(1).for_each(|task| {
-        let thread = rayon::current_thread_index().unwrap_or(0);
-        // SAFETY: room number `thread` lies inside `rooms` (checked above) and only this thread uses it; it runs one task at a time.
-        let room = unsafe { std::slice::from_raw_parts_mut(rooms.get().add(thread * room_len), room_len) };
-        f(task, room);
+    // Rooms are what is spread over the threads; whoever has one takes the next task until none is left.
+    let rooms = &mut rooms[..threads() * room_len];
+    let next = AtomicUsize::new(0);
+    rooms.par_chunks_exact_mut(room_len).with_max_len(1).for_each(|room| {
+        loop {
+            let task = next.fetch_add(1, Ordering::Relaxed);
+            if task >= tasks {
+                break;
+            }
+            f(task, room);
+        }
     });
 }
 
@@ -132,5 +139,28 @@ super::multiversion! {
                 *o += v;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Also where tasks start loops of their own, in which a waiting thread may begin another task.
+    #[test]
+    fn tasks_that_run_at_once_have_rooms_of_their_own() {
+        const TASKS: usize = 200;
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        let done: Vec<AtomicUsize> = (0..TASKS).map(|_| AtomicUsize::new(0)).collect();
+        let mut rooms = vec![0.0; 3 * 8 + 5];
+        pool.install(|| {
+            for_each_in(TASKS, &mut rooms, 8, |task, room| {
+                room.fill(task as f32);
+                for_each(16, |_| std::thread::yield_now());
+                assert!(room.len() == 8 && room.iter().all(|&x| x == task as f32));
+                done[task].fetch_add(1, Ordering::Relaxed);
+            });
+        });
+        assert!(done.iter().all(|count| count.load(Ordering::Relaxed) == 1));
     }
 }

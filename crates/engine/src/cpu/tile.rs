@@ -375,87 +375,63 @@ trait Simd {
     fn prefetch(_p: *const f32) {}
 }
 
+/// [`Simd`] by intrinsics.
 #[cfg(target_arch = "x86_64")]
-struct Avx512;
+macro_rules! simd {
+    ($name:ident: $lanes:literal lanes of $vector:ident,
+     $splat:ident, $load:ident, $store:ident, $fma:ident, |$v:ident| $sum:expr) => {
+        struct $name;
 
-#[cfg(target_arch = "x86_64")]
-impl Simd for Avx512 {
-    type V = std::arch::x86_64::__m512;
-    const LANES: usize = 16;
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> Self::V {
-        // SAFETY: called only where AVX-512 is enabled.
-        unsafe { std::arch::x86_64::_mm512_set1_ps(x) }
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self::V {
-        // SAFETY: the caller's promise.
-        unsafe { std::arch::x86_64::_mm512_loadu_ps(p) }
-    }
-    #[inline(always)]
-    unsafe fn store(p: *mut f32, v: Self::V) {
-        // SAFETY: the caller's promise.
-        unsafe { std::arch::x86_64::_mm512_storeu_ps(p, v) }
-    }
-    #[inline(always)]
-    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
-        // SAFETY: called only where AVX-512 is enabled.
-        unsafe { std::arch::x86_64::_mm512_fmadd_ps(a, b, c) }
-    }
-    #[inline(always)]
-    fn prefetch(p: *const f32) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn sum(v: Self::V) -> f32 {
-        // SAFETY: called only where AVX-512 is enabled.
-        unsafe { std::arch::x86_64::_mm512_reduce_add_ps(v) }
-    }
+        impl Simd for $name {
+            type V = std::arch::x86_64::$vector;
+            const LANES: usize = $lanes;
+            #[inline(always)]
+            unsafe fn splat(x: f32) -> Self::V {
+                // SAFETY: called only where the instruction set is enabled.
+                unsafe { std::arch::x86_64::$splat(x) }
+            }
+            #[inline(always)]
+            unsafe fn load(p: *const f32) -> Self::V {
+                // SAFETY: the caller's promise.
+                unsafe { std::arch::x86_64::$load(p) }
+            }
+            #[inline(always)]
+            unsafe fn store(p: *mut f32, v: Self::V) {
+                // SAFETY: the caller's promise.
+                unsafe { std::arch::x86_64::$store(p, v) }
+            }
+            #[inline(always)]
+            unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+                // SAFETY: called only where the instruction set is enabled.
+                unsafe { std::arch::x86_64::$fma(a, b, c) }
+            }
+            #[inline(always)]
+            unsafe fn sum($v: Self::V) -> f32 {
+                $sum
+            }
+            #[inline(always)]
+            fn prefetch(p: *const f32) {
+                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                // SAFETY: a prefetch never faults.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+            }
+        }
+    };
 }
 
 #[cfg(target_arch = "x86_64")]
-struct Avx2;
+simd!(Avx512: 16 lanes of __m512, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps, |v| {
+    // SAFETY: called only where AVX-512 is enabled.
+    unsafe { std::arch::x86_64::_mm512_reduce_add_ps(v) }
+});
 
 #[cfg(target_arch = "x86_64")]
-impl Simd for Avx2 {
-    type V = std::arch::x86_64::__m256;
-    const LANES: usize = 8;
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> Self::V {
-        // SAFETY: called only where AVX2 is enabled.
-        unsafe { std::arch::x86_64::_mm256_set1_ps(x) }
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self::V {
-        // SAFETY: the caller's promise.
-        unsafe { std::arch::x86_64::_mm256_loadu_ps(p) }
-    }
-    #[inline(always)]
-    unsafe fn store(p: *mut f32, v: Self::V) {
-        // SAFETY: the caller's promise.
-        unsafe { std::arch::x86_64::_mm256_storeu_ps(p, v) }
-    }
-    #[inline(always)]
-    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
-        // SAFETY: called only where FMA is enabled.
-        unsafe { std::arch::x86_64::_mm256_fmadd_ps(a, b, c) }
-    }
-    #[inline(always)]
-    fn prefetch(p: *const f32) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn sum(v: Self::V) -> f32 {
-        let mut lanes = [0.0f32; 8];
-        // SAFETY: the array holds eight values.
-        unsafe { Self::store(lanes.as_mut_ptr(), v) };
-        lanes.iter().sum()
-    }
-}
+simd!(Avx2: 8 lanes of __m256, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps, |v| {
+    let mut lanes = [0.0f32; 8];
+    // SAFETY: the array holds eight values.
+    unsafe { Self::store(lanes.as_mut_ptr(), v) };
+    lanes.iter().sum()
+});
 
 /// Four lanes of plain Rust, which compilers turn into SSE2 or NEON.
 struct Baseline;

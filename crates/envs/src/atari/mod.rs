@@ -87,6 +87,15 @@ pub fn roms() -> Vec<(&'static str, Result<PathBuf, EnvError>)> {
     ale::CARTRIDGES.iter().map(|cartridge| (cartridge.game, start(cartridge))).collect()
 }
 
+/// Starts a game from the bytes of a ROM, for `fuzz/`.
+#[cfg(feature = "atari")]
+#[doc(hidden)]
+pub fn start_rom(title: &str, rom: &[u8]) -> Result<(), EnvError> {
+    let no_such_game = || EnvError::NoSuchGame { name: title.to_string(), suggestion: None };
+    let cartridge = ale::Cartridge::find(title).ok_or_else(no_such_game)?;
+    Atari::with_rom(cartridge, title.into(), rom, Protocol::new(Purpose::Evaluate)).map(|_| ())
+}
+
 /// The game of a name: `atari/Breakout`, `Breakout`, `BreakoutNoFrameskip-v4` or `ALE/Breakout-v5`.
 pub fn find(name: &str) -> Option<&'static Game> {
     if name.starts_with("ALE/") {

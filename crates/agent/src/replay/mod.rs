@@ -1,47 +1,26 @@
-//! Everything the agent has seen, on disk: append-only segments of fixed-size records, read through the page cache. RAM holds only the table of
+//! Everything the agent has seen, on disk: append-only shards of a fixed number of records, read through the page cache. RAM holds only the table of
 //! episodes.
 //!
 //! ```text
-//! 000000.frames   8192 frames, one after the other
-//! 000000.steps    for each: action u32, reward f32, end u8, CRC-32 of the frame and of these
-//! 000001.frames   the next ones
+//! 000000.frames, 000000.steps   8192 records
+//! 000001.frames, 000001.steps   the next ones
 //! ```
 //!
-//! A checkpoint stores the table. Records written after it do not count: a resumed run cuts the segments back to what the table knows and writes the
+//! A checkpoint stores the table. Records written after it do not count: a resumed run cuts the shards back to what the table knows and writes the
 //! same ones again, so a crash at any moment loses nothing and leaves nothing half-written behind. Files are read with `pread`, not through a memory
 //! map: both go through the page cache, but a map answers a file that was cut off with SIGBUS instead of an error.
 
+mod shard;
+mod table;
+
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::ErrorKind;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use engine::Rng;
-use serde::{Deserialize, Serialize};
 
-/// A stretch of records that belong together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Episode {
-    /// The seed the game was reset with.
-    pub seed: u64,
-    /// Number of the first record.
-    pub start: usize,
-    pub len: usize,
-    /// Whether the last step ended the episode.
-    pub ended: bool,
-    /// Whether it goes on with the game of the episode before, with one life less.
-    pub continues: bool,
-}
-
-/// The table of episodes: all that a checkpoint needs to know about the replay.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Table {
-    /// Oldest first. Only the last may be unfinished.
-    pub episodes: Vec<Episode>,
-    /// Records ever written.
-    pub records: usize,
-}
+use crate::files::{FileError, sync_folder};
+use shard::{Access, RAW, RawShard, Stored};
+pub use table::{Episode, Table, TableError};
 
 /// What one step consists of beside its frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,27 +30,26 @@ pub struct Record {
     pub end: bool,
 }
 
-const RECORD_BYTES: usize = 13;
-/// Records of a segment.
-const SEGMENT: usize = if cfg!(test) { 4 } else { 8192 };
+/// Records of a shard.
+const SHARD: usize = 8192;
 
 impl Record {
-    fn to_bytes(self, frame: &[u8]) -> [u8; RECORD_BYTES] {
-        let mut bytes = [0; RECORD_BYTES];
+    fn to_bytes(self) -> [u8; 9] {
+        let mut bytes = [0; 9];
         bytes[..4].copy_from_slice(&self.action.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.reward.to_le_bytes());
         bytes[8] = u8::from(self.end);
-        let checksum = checksum(frame, &bytes);
-        bytes[9..].copy_from_slice(&checksum);
         bytes
     }
-}
 
-fn checksum(frame: &[u8], record: &[u8; RECORD_BYTES]) -> [u8; 4] {
-    let mut hasher = crc32fast::Hasher::new();
-    hasher.update(frame);
-    hasher.update(&record[..9]);
-    hasher.finalize().to_le_bytes()
+    /// From the first nine bytes.
+    fn from_bytes<const N: usize>(bytes: &[u8; N]) -> Record {
+        Record {
+            action: u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
+            reward: f32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
+            end: bytes[8] != 0,
+        }
+    }
 }
 
 /// Successive steps of one episode. What is missing to the length asked for is padding, before or after them.
@@ -98,129 +76,107 @@ pub enum ReplayError {
     Io { doing: &'static str, path: PathBuf, source: std::io::Error },
 
     #[error(
-        "the replay's {path} holds {found} records, but the checkpoint counts on {expected}: the file was changed or cut off"
+        "the replay's {path} lacks record {record}, which the checkpoint counts on: the file is cut off or gone"
     )]
-    CutOff { path: PathBuf, expected: usize, found: usize },
+    CutOff { path: PathBuf, record: usize },
 
     #[error("the replay's {path} is damaged: record {record} does not have its checksum")]
     Damaged { path: PathBuf, record: usize },
+
+    #[error("records {start} to {last} of {path} are not the ones that the checkpoint was saved with")]
+    Foreign { path: PathBuf, start: usize, last: usize },
 }
 
 type Result<T, E = ReplayError> = std::result::Result<T, E>;
 
-/// What may be done with the files.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Access {
-    /// Another process may be writing them.
-    Read,
-    Write,
-}
-
 pub struct Replay {
     folder: PathBuf,
-    segments: BTreeMap<usize, Files>,
+    shards: BTreeMap<usize, RawShard>,
+    /// Records of a shard.
+    shard_len: usize,
     frame_bytes: usize,
     /// The oldest episodes are forgotten beyond this many steps.
     max_steps: usize,
     table: Table,
-    /// Segments before this one are safe on disk.
+    /// Shards before this one are safe on disk.
     flushed: usize,
-}
-
-/// The two files of a segment.
-struct Files {
-    frames: File,
-    steps: File,
+    /// Files were created since the last flush.
+    new_files: bool,
 }
 
 impl Replay {
     /// Bytes that a step takes on disk.
     pub fn step_bytes(frame_bytes: usize) -> usize {
-        frame_bytes + RECORD_BYTES
+        RawShard::step_bytes(frame_bytes)
     }
 
     /// Opens the replay in `folder` as `table` describes it, to read it: nothing on disk is changed. An empty table is a new one.
     pub fn open(folder: &Path, frame_bytes: usize, max_steps: usize, table: Table) -> Result<Replay> {
+        Replay::with_shards(folder, frame_bytes, max_steps, table, SHARD)
+    }
+
+    fn with_shards(
+        folder: &Path,
+        frame_bytes: usize,
+        max_steps: usize,
+        table: Table,
+        shard_len: usize,
+    ) -> Result<Replay> {
         let mut replay = Replay {
             folder: folder.to_path_buf(),
-            segments: BTreeMap::new(),
+            shards: BTreeMap::new(),
+            shard_len,
             frame_bytes,
             max_steps,
-            flushed: table.records / SEGMENT,
+            flushed: table.records / shard_len,
             table,
+            new_files: false,
         };
-        replay.open_segments(Access::Read)?;
+        let first = replay.table.episodes.first().map_or(replay.table.records, |e| e.start) / shard_len;
+        // Only what is on disk: the table may count on files that are gone, or be wrong.
+        let files = if replay.table.records > 0 { replay.files_on_disk()? } else { Vec::new() };
+        for (shard, _) in files {
+            if shard >= first && replay.records_in(shard) > 0 && !replay.shards.contains_key(&shard) {
+                let files = replay.open_shard(shard, Access::Read)?;
+                replay.shards.insert(shard, files);
+            }
+        }
         Ok(replay)
     }
 
     /// Makes it one that can be written: files are cut back to what the table knows.
     pub fn begin_writing(&mut self) -> Result<()> {
         std::fs::create_dir_all(&self.folder).map_err(fail("create", &self.folder))?;
-        self.cut_back()?;
-        self.open_segments(Access::Write)
-    }
-
-    fn open_segments(&mut self, access: Access) -> Result<()> {
-        let first = self.table.episodes.first().map_or(self.table.records, |e| e.start) / SEGMENT;
-        for segment in first..self.table.records.div_ceil(SEGMENT) {
-            // One that is missing has no records; `damaged_episodes` says so.
-            if access == Access::Write || ["frames", "steps"].iter().all(|k| self.path(segment, k).exists()) {
-                let files = self.open_segment(segment, access)?;
-                self.segments.insert(segment, files);
+        for (shard, path) in self.files_on_disk()? {
+            if self.records_in(shard) == 0 {
+                std::fs::remove_file(&path).map_err(fail("remove", &path))?;
             }
+        }
+        let newest = self.table.records / self.shard_len;
+        let (records, there) = (self.records_in(newest), self.shards.contains_key(&newest));
+        if there {
+            let files = self.open_shard(newest, Access::Write)?;
+            files.cut(records)?;
+            self.shards.insert(newest, files);
         }
         Ok(())
     }
 
-    /// Removes and shortens what was written after the table.
-    fn cut_back(&self) -> Result<()> {
-        for (segment, path) in self.files_on_disk()? {
-            let bytes =
-                if path.extension().is_some_and(|e| e == "frames") { self.frame_bytes } else { RECORD_BYTES };
-            let wanted = (self.records_in(segment) * bytes) as u64;
-            let found = path.metadata().map_err(fail("read", &path))?.len();
-            match wanted {
-                0 => std::fs::remove_file(&path).map_err(fail("remove", &path))?,
-                _ if found > wanted => {
-                    let file = OpenOptions::new().write(true).open(&path);
-                    file.and_then(|file| file.set_len(wanted)).map_err(fail("cut back", &path))?;
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// All files of segments in the folder.
+    /// All files of shards in the folder.
     fn files_on_disk(&self) -> Result<Vec<(usize, PathBuf)>> {
-        let entries = std::fs::read_dir(&self.folder).map_err(fail("list", &self.folder))?;
+        let entries = match std::fs::read_dir(&self.folder) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(fail("list", &self.folder))?,
+        };
         let number = |path: &Path| -> Option<usize> {
-            let known = path.extension().is_some_and(|e| e == "frames" || e == "steps");
-            path.file_stem()?.to_str()?.parse().ok().filter(|_| known)
+            let number = path.file_stem()?.to_str()?.parse().ok()?;
+            RAW.iter().any(|kind| shard::path(&self.folder, number, kind) == path).then_some(number)
         };
         Ok(entries.flatten().filter_map(|e| Some((number(&e.path())?, e.path()))).collect())
     }
 
-    fn path(&self, segment: usize, kind: &str) -> PathBuf {
-        self.folder.join(format!("{segment:06}.{kind}"))
-    }
-
-    fn open_segment(&self, segment: usize, access: Access) -> Result<Files> {
-        let open = |kind| {
-            let path = self.path(segment, kind);
-            let write = access == Access::Write;
-            let file = OpenOptions::new().read(true).write(write).create(write).truncate(false).open(&path);
-            file.map_err(fail("open", &path))
-        };
-        Ok(Files { frames: open("frames")?, steps: open("steps")? })
-    }
-
-    /// Both files of a segment with the bytes of a record and the path.
-    fn parts<'a>(&self, files: &'a Files, segment: usize) -> [(&'a File, usize, PathBuf); 2] {
-        [
-            (&files.frames, self.frame_bytes, self.path(segment, "frames")),
-            (&files.steps, RECORD_BYTES, self.path(segment, "steps")),
-        ]
+    fn open_shard(&self, shard: usize, access: Access) -> Result<RawShard> {
+        RawShard::open(&self.folder, shard, shard * self.shard_len, self.frame_bytes, access)
     }
 
     pub fn table(&self) -> &Table {
@@ -247,41 +203,30 @@ impl Replay {
         let game = &self.table.episodes[self.newest_game()..];
         let ends = game.iter().skip(1).map(|e| e.start).chain([self.table.records]);
         let whole = game.first().is_some_and(|e| !e.continues)
-            && game.iter().zip(ends).all(|(episode, end)| episode.start + episode.len == end);
+            && game.iter().zip(ends).all(|(episode, end)| episode.end() == end);
         if whole { game } else { &[] }
     }
 
     /// `continues`: the game of the last episode goes on.
     pub fn begin_episode(&mut self, seed: u64, continues: bool) {
-        self.table.episodes.push(Episode {
-            seed,
-            start: self.table.records,
-            len: 0,
-            ended: false,
-            continues,
-        });
+        let start = self.table.records;
+        let (len, ended, checksum) = (0, false, Some(0));
+        self.table.episodes.push(Episode { seed, start, len, ended, continues, checksum });
     }
 
     /// Appends a step to the open episode.
     pub fn push(&mut self, frame: &[u8], record: Record) -> Result<()> {
         debug_assert_eq!(frame.len(), self.frame_bytes);
-        let (segment, at) = (self.table.records / SEGMENT, self.table.records % SEGMENT);
-        if !self.segments.contains_key(&segment) {
-            let files = self.open_segment(segment, Access::Write)?;
-            self.segments.insert(segment, files);
+        let (shard, at) = (self.table.records / self.shard_len, self.table.records % self.shard_len);
+        if !self.shards.contains_key(&shard) {
+            let files = self.open_shard(shard, Access::Write)?;
+            self.shards.insert(shard, files);
+            self.new_files = true;
         }
-        let files = &self.segments[&segment];
-        let bytes = record.to_bytes(frame);
-        let frames_path = self.path(segment, "frames");
-        files
-            .frames
-            .write_all_at(frame, (at * self.frame_bytes) as u64)
-            .map_err(fail("write", &frames_path))?;
-        files.steps.write_all_at(&bytes, (at * RECORD_BYTES) as u64).map_err(fail("write", &frames_path))?;
+        let checksum = self.shards[&shard].push(at, frame, record)?;
         self.table.records += 1;
         if let Some(episode) = self.table.episodes.last_mut() {
-            episode.len += 1;
-            episode.ended = record.end;
+            episode.push(record.end, checksum);
         }
         // The game being played is kept whole: a resumed run plays it again.
         while self.newest_game() > 0 && self.steps() - self.table.episodes[0].len >= self.max_steps {
@@ -292,61 +237,72 @@ impl Replay {
 
     /// Makes sure everything is on disk.
     pub fn flush(&mut self) -> Result<()> {
-        for (segment, files) in self.segments.range(self.flushed..) {
-            for (file, _, path) in self.parts(files, *segment) {
-                file.sync_data().map_err(fail("write", &path))?;
-            }
+        for (_, shard) in self.shards.range(self.flushed..) {
+            shard.sync()?;
         }
-        self.flushed = self.table.records / SEGMENT;
+        if self.new_files {
+            sync_folder(&self.folder).map_err(|FileError { doing, path, source }| ReplayError::Io {
+                doing,
+                path,
+                source,
+            })?;
+        }
+        self.flushed = self.table.records / self.shard_len;
+        self.new_files = false;
         Ok(())
     }
 
-    /// Deletes segments whose records are all older than `record`.
+    /// Whether [`discard_before`](Replay::discard_before) would delete anything.
+    pub fn holds_shards_before(&self, record: usize) -> Result<bool> {
+        Ok(self.files_on_disk()?.iter().any(|(shard, _)| *shard < record / self.shard_len))
+    }
+
+    /// Deletes shards whose records are all older than `record`.
     pub fn discard_before(&mut self, record: usize) -> Result<()> {
-        let first = record / SEGMENT;
-        self.segments.retain(|segment, _| *segment >= first);
-        for (_, path) in self.files_on_disk()?.into_iter().filter(|(segment, _)| *segment < first) {
+        let first = record / self.shard_len;
+        self.shards.retain(|shard, _| *shard >= first);
+        for (_, path) in self.files_on_disk()?.into_iter().filter(|(shard, _)| *shard < first) {
             std::fs::remove_file(&path).map_err(fail("remove", &path))?;
         }
         Ok(())
     }
 
-    /// Reads every record and compares its checksum. The result says what is wrong with which episode.
+    /// Reads every step and compares its checksums. The result says what is wrong with which episode.
     pub fn damaged_episodes(&self) -> Result<Vec<(usize, ReplayError)>> {
-        let mut lengths = BTreeMap::new();
-        for (segment, files) in &self.segments {
-            for (file, bytes, path) in self.parts(files, *segment) {
-                let found = file.metadata().map_err(fail("read", &path))?.len() as usize / bytes;
-                let shorter = lengths.entry(*segment).or_insert((found, path.clone()));
-                *shorter = if found < shorter.0 { (found, path) } else { shorter.clone() };
-            }
-        }
         let mut frame = vec![0; self.frame_bytes];
-        let mut check = |record: usize| -> Result<Option<ReplayError>> {
-            let segment = record / SEGMENT;
-            let paths = ["frames", "steps"].map(|kind| self.path(segment, kind));
-            let [frames, _] = &paths;
-            let missing = (0, paths.iter().find(|path| !path.exists()).unwrap_or(frames).clone());
-            let (found, path) = lengths.get(&segment).unwrap_or(&missing);
-            if *found <= record % SEGMENT {
-                let expected = self.records_in(segment);
-                return Ok(Some(ReplayError::CutOff { path: path.clone(), expected, found: *found }));
-            }
-            match self.frame(record, &mut frame) {
-                Err(damage @ ReplayError::Damaged { .. }) => Ok(Some(damage)),
-                read => read.map(|()| None),
-            }
-        };
         let mut damaged = Vec::new();
-        for (number, episode) in self.table.episodes.iter().enumerate() {
-            for record in episode.start..episode.start + episode.len {
-                if let Some(error) = check(record)? {
-                    damaged.push((number, error));
-                    break;
-                }
+        for number in 0..self.table.episodes.len() {
+            match self.check_episode(number, &mut frame) {
+                Ok(()) => {}
+                Err(error @ ReplayError::Io { .. }) => return Err(error),
+                Err(error) => damaged.push((number, error)),
             }
         }
         Ok(damaged)
+    }
+
+    fn check_episode(&self, number: usize, frame: &mut [u8]) -> Result<()> {
+        let episode = &self.table.episodes[number];
+        let mut checksum = 0;
+        let mut ended = false;
+        let mut ends_within = false;
+        for record in episode.start..episode.end() {
+            let stored = self.shard(record)?.read(record % self.shard_len, frame)?;
+            checksum = table::chain(checksum, stored.checksum);
+            ends_within |= ended;
+            ended = stored.record.end;
+        }
+        // A game that was not played on after a step was forgotten has an episode that ends without an end.
+        let next = self.table.episodes.get(number + 1).map_or(self.table.records, |next| next.start);
+        let fits = ended == episode.ended || episode.len == 0 || (episode.ended && episode.end() == next);
+        match !ends_within && fits && episode.checksum.is_none_or(|expected| expected == checksum) {
+            true => Ok(()),
+            false => Err(ReplayError::Foreign {
+                path: self.folder.clone(),
+                start: episode.start,
+                last: episode.end() - 1,
+            }),
+        }
     }
 
     /// Forgets episodes, given by their numbers in the table. A game that loses one of its lives is not played on.
@@ -357,58 +313,33 @@ impl Replay {
             !episodes.contains(&(number - 1))
         });
         if self.whole_newest_game().is_empty() {
+            self.table.episodes.retain(|e| e.len > 0);
             self.table.episodes.iter_mut().for_each(|e| e.ended = true);
         }
     }
 
-    /// Records that the table counts on in a segment.
-    fn records_in(&self, segment: usize) -> usize {
-        self.table.records.saturating_sub(segment * SEGMENT).min(SEGMENT)
+    /// Records that the table counts on in a shard.
+    fn records_in(&self, shard: usize) -> usize {
+        self.table.records.saturating_sub(shard.saturating_mul(self.shard_len)).min(self.shard_len)
     }
 
-    fn files(&self, record: usize) -> Result<&Files> {
-        self.segments.get(&(record / SEGMENT)).ok_or_else(|| {
-            let path = self.path(record / SEGMENT, "frames");
-            ReplayError::CutOff { path, expected: self.records_in(record / SEGMENT), found: 0 }
+    fn shard(&self, record: usize) -> Result<&RawShard> {
+        let number = record / self.shard_len;
+        self.shards.get(&number).ok_or_else(|| {
+            let path = shard::path(&self.folder, number, RAW[0]);
+            ReplayError::CutOff { path, record }
         })
     }
 
     /// Reads the frame of a record, if it is still what was written.
     pub fn frame(&self, record: usize, out: &mut [u8]) -> Result<()> {
-        self.read(record, "frames", &self.files(record)?.frames, out)?;
-        let bytes = self.read_record(record)?;
-        match checksum(out, &bytes) == bytes[9..] {
-            true => Ok(()),
-            false => Err(ReplayError::Damaged { path: self.path(record / SEGMENT, "frames"), record }),
-        }
-    }
-
-    /// The bytes of a record in one of its segment's files.
-    fn read(&self, record: usize, kind: &str, file: &File, out: &mut [u8]) -> Result<()> {
-        let (segment, bytes) = (record / SEGMENT, out.len());
-        let path = self.path(segment, kind);
-        match file.read_exact_at(out, (record % SEGMENT * bytes) as u64) {
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
-                let found = file.metadata().map_err(fail("read", &path))?.len() as usize / bytes;
-                Err(ReplayError::CutOff { path, expected: self.records_in(segment), found })
-            }
-            read => read.map_err(fail("read", &path)),
-        }
-    }
-
-    fn read_record(&self, record: usize) -> Result<[u8; RECORD_BYTES]> {
-        let mut bytes = [0; RECORD_BYTES];
-        self.read(record, "steps", &self.files(record)?.steps, &mut bytes)?;
-        Ok(bytes)
+        self.shard(record)?.read(record % self.shard_len, out).map(|_| ())
     }
 
     pub fn record(&self, record: usize) -> Result<Record> {
-        let bytes = self.read_record(record)?;
-        Ok(Record {
-            action: u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
-            reward: f32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
-            end: bytes[8] != 0,
-        })
+        let Stored { record, .. } =
+            self.shard(record)?.read(record % self.shard_len, &mut vec![0; self.frame_bytes])?;
+        Ok(record)
     }
 
     /// A record, uniform over episodes and then over the steps of one.
@@ -465,9 +396,13 @@ mod tests {
     }
 
     fn open(folder: &Scratch, max_steps: usize, table: Table) -> Result<Replay> {
-        let mut replay = Replay::open(&folder.0, 4, max_steps, table)?;
+        let mut replay = Replay::with_shards(&folder.0, 4, max_steps, table, 4)?;
         replay.begin_writing()?;
         Ok(replay)
+    }
+
+    fn read(folder: &Scratch, table: &Table) -> Replay {
+        Replay::with_shards(&folder.0, 4, 1000, table.clone(), 4).unwrap()
     }
 
     fn fill(replay: &mut Replay, lengths: &[usize]) {
@@ -519,8 +454,8 @@ mod tests {
         drop(replay);
         // So is a file that is gone, which a reader leaves so.
         std::fs::remove_file(&newest).unwrap();
-        let damaged = Replay::open(&folder.0, 4, 1000, table.clone()).unwrap().damaged_episodes().unwrap();
-        assert!(matches!(damaged[..], [(1, ReplayError::CutOff { found: 0, .. }), _]), "{damaged:?}");
+        let damaged = read(&folder, &table).damaged_episodes().unwrap();
+        assert!(matches!(damaged[..], [(1, ReplayError::CutOff { record: 4, .. }), _]), "{damaged:?}");
         assert!(!newest.exists());
         // So is one that lost its end.
         std::fs::write(&newest, [0; 7]).unwrap();
@@ -528,10 +463,7 @@ mod tests {
         assert!(
             matches!(
                 damaged[..],
-                [
-                    (1, ReplayError::Damaged { record: 4, .. }),
-                    (2, ReplayError::CutOff { expected: 2, found: 1, .. })
-                ]
+                [(1, ReplayError::Damaged { record: 4, .. }), (2, ReplayError::CutOff { record: 5, .. })]
             ),
             "{damaged:?}"
         );
@@ -544,7 +476,7 @@ mod tests {
         fill(&mut replay, &[3]);
         let table = replay.table().clone();
         fill(&mut replay, &[6]);
-        let reader = Replay::open(&folder.0, 4, 1000, table.clone()).unwrap();
+        let reader = read(&folder, &table);
         assert_eq!(reader.table(), &table);
         let mut frame = [0; 4];
         replay.frame(8, &mut frame).unwrap();
