@@ -313,8 +313,8 @@ impl Block {
             query: b.linear("attn.query", width, width)?,
             value: b.linear("attn.value", width, width)?,
             projection: b.linear("attn.proj", width, width)?,
-            expand: b.linear("mlp.0", width, 4 * width)?,
-            contract: b.linear("mlp.2", 4 * width, width)?,
+            expand: b.linear("mlp.0", width, config.hidden())?,
+            contract: b.linear("mlp.2", config.hidden(), width)?,
         })
     }
 

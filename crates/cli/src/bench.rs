@@ -23,6 +23,9 @@ pub fn run(args: BenchArgs) -> Result<()> {
     let repeats = args.repeats.unwrap_or(if gpu { 50 } else { 7 });
     let which = if gpu { "median" } else { "best" };
     say!("iris {}, {words}, {which} of {repeats}", env!("CARGO_PKG_VERSION"));
+    for reason in AgentConfig::default().slow_paths(&device) {
+        say!("  slower than it could be: {reason}");
+    }
     let cases = if args.cases.is_empty() { BenchCase::value_variants().to_vec() } else { args.cases };
     for case in cases {
         forget_peak_memory();

@@ -45,6 +45,7 @@ mod cpu;
 mod cuda;
 mod device;
 mod error;
+mod fast_paths;
 mod memory;
 mod ops;
 mod optim;
@@ -64,6 +65,7 @@ pub use cpu::instructions;
 pub use cuda::{GpuReport, Library, gpu_report, libraries, library_folders};
 pub use device::{Buffer, DType, Device, Element, Precision};
 pub use error::{Error, Result};
+pub use fast_paths::NetworkShapes;
 pub use ops::{
     Activation, DecodeBlock, DecodeHead, ImageAttention, ImageResidual, KvCache, Lstm, Quantised, Stride,
 };

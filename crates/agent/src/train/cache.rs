@@ -52,7 +52,7 @@ impl Cache {
         let pixels = size * size * 3;
         // The steppers and the networks' steps, which come later, need memory as well: more than twice as much at the paper's size.
         let row = pixels * (1 + device.float_size()) + 4 * k;
-        let fits = |free: usize| steps.saturating_mul(row) < free / 4;
+        let fits = |free: usize| steps.saturating_mul(row) < free / 4 && tables_are_wanted();
         let kept = match device.free_memory().is_some_and(fits) {
             false => Kept::Host { tokens: HashMap::new(), reconstructions: HashMap::new() },
             true => Kept::Gpu(Tables {
@@ -306,6 +306,11 @@ impl Tables {
             tape.store(out, 0, rows)
         })?)
     }
+}
+
+/// Tests of the way without tables set this variable.
+fn tables_are_wanted() -> bool {
+    std::env::var_os("IRIS_REPLAY_TABLES").is_none_or(|value| value != "off")
 }
 
 /// Frames u8 [B, H, W, 3] -> tokens i32 [B, K]

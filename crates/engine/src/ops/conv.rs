@@ -354,7 +354,45 @@ impl Backward for Conv {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{check_gradients, on_tape, spread, values};
+    use crate::Device;
+    use crate::testing::{Limits, assert_same, check_gradients, evaluate, on_tape, spread, values};
+
+    /// The paper's batch. In f32 cuDNN has no algorithm for it that fits into the working memory, so it is computed in halves.
+    #[test]
+    fn large_batches_are_computed_in_parts_on_a_gpu() -> Result<()> {
+        let device = Device::under_test(1)?;
+        if !device.is_gpu() {
+            return Ok(());
+        }
+        // Gradients reach four of the images, and those are what the CPU computes.
+        let (batch, chosen, image) = (256, [0, 1, 127, 255], 64 * 64 * 64);
+        let pick = |all: &[f32]| -> Vec<f32> {
+            chosen.iter().flat_map(|i| all[i * image..(i + 1) * image].to_vec()).collect()
+        };
+        let op = |tape: &mut Tape, x: &[Tensor]| tape.conv3x3(x[0], x[1], x[2], Stride::One);
+        let inputs = [values(batch * image, 0), values(64 * 9 * 64, 1), values(64, 2)];
+        let seed = values(chosen.len() * image, 3);
+        let mut spread_out = vec![0.0; batch * image];
+        for (part, i) in seed.chunks(image).zip(chosen) {
+            spread_out[i * image..(i + 1) * image].copy_from_slice(part);
+        }
+        let dims = |batch| [[batch, 64, 64, 64].to_vec(), vec![64, 3, 3, 64], vec![64]];
+        let run = |device: &Device, batch, inputs: &[Vec<f32>], seed: &[f32]| {
+            let dims = dims(batch);
+            let dims: Vec<&[usize]> = dims.iter().map(|d| &d[..]).collect();
+            evaluate(device, &dims, (inputs, false), &op, Some(seed))
+        };
+        let got = run(&device, batch, &inputs, &spread_out)?;
+        let few = [pick(&inputs[0]), inputs[1].clone(), inputs[2].clone()];
+        let expected = run(&Device::cpu(None)?, chosen.len(), &few, &seed)?;
+        let limits = Limits::under_test();
+        assert_same("result", &pick(&got.result), &expected.result, 64, limits);
+        assert_same("images", &pick(&got.gradients[0]), &expected.gradients[0], 64, limits);
+        for i in [1, 2] {
+            assert_same("parameters", &got.gradients[i], &expected.gradients[i], 64, limits);
+        }
+        Ok(())
+    }
 
     #[test]
     fn gradients() {

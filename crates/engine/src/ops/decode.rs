@@ -119,10 +119,7 @@ impl Tape {
         let mut tensors = linear.concat();
         tensors.extend(norms.concat());
         self.fuses(x, &tensors)
-            && cache.head_width == HEAD
-            && (1..=WIDEST).contains(&width)
-            && hidden > 0
-            && hidden.is_multiple_of(64)
+            && takes_shapes(width, cache.head_width, hidden)
             && x.dims() == [cache.batch, 1, width]
             && cache.batch > 0
             && linear[..4].iter().all(|layer| maps(*layer, width, width))
@@ -273,6 +270,11 @@ impl Tape {
         self.give_back(between);
         Ok(self.push(out, [batch, tokens, outputs], DType::F32, false))
     }
+}
+
+/// Whether the fused kernels are written for blocks of these shapes.
+pub(crate) fn takes_shapes(width: usize, head_width: usize, hidden: usize) -> bool {
+    head_width == HEAD && (1..=WIDEST).contains(&width) && hidden > 0 && hidden.is_multiple_of(64)
 }
 
 /// Whether a linear layer has these inputs and outputs.

@@ -31,7 +31,7 @@ pub struct ImageAttention {
 }
 
 /// Channels that the fused kernels are written for.
-const CHANNELS: usize = 64;
+pub(crate) const CHANNELS: usize = 64;
 /// The most pixels of an image that they take.
 const PIXELS: usize = 256;
 /// Bytes of a pixel in shared memory.

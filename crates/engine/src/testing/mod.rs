@@ -56,12 +56,12 @@ pub fn gradients(
 }
 
 /// What an op computed.
-struct Outcome {
-    result: Vec<f32>,
+pub struct Outcome {
+    pub result: Vec<f32>,
     /// Elements of a row of the result.
-    row: usize,
+    pub row: usize,
     /// Of every input; empty unless a gradient of the result was given.
-    gradients: Vec<Vec<f32>>,
+    pub gradients: Vec<Vec<f32>>,
 }
 
 impl Outcome {
@@ -76,7 +76,7 @@ impl Outcome {
 
 /// The result of the op, and the gradients of its inputs for a given gradient of the result. The first input is stored as activations are
 /// if that is asked for, else in f32 like the others.
-fn evaluate(
+pub fn evaluate(
     device: &Device,
     dims: &[&[usize]],
     (inputs, activations): (&[Vec<f32>], bool),

@@ -106,11 +106,14 @@ impl Tape {
     }
 }
 
+/// Head width that the kernels that keep scores in registers are written for.
+pub(crate) const FLASH_HEAD: usize = 64;
+
 /// How the heads lie on a GPU: inputs and results [B, heads, T, d], scores [B, heads, T, stride].
 impl Setup {
     /// Whether the kernels that keep scores in registers can do it.
     fn is_flash(&self, dtype: DType) -> bool {
-        dtype == DType::BF16 && self.head_width() == 64
+        dtype == DType::BF16 && self.head_width() == FLASH_HEAD
     }
 
     fn flash_grid(&self) -> Grid {

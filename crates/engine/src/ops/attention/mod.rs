@@ -1,5 +1,7 @@
 mod gpu;
 
+pub(crate) use gpu::FLASH_HEAD;
+
 use super::Backward;
 use crate::cpu::{self, Mat, Packed, Start, gemm_packed, gemm_serial, math, multiversion, packed_len};
 use crate::rng::{Site, unit};

@@ -93,15 +93,18 @@ impl Tape {
         let Sums { batch, pixels, channels, .. } = *sums;
         let fits = self.gpu()?.has_clusters()
             && dtypes.iter().all(|dtype| *dtype == DType::BF16)
-            && channels.is_power_of_two()
-            && (8..=128).contains(&channels)
-            && groups.is_power_of_two();
+            && takes_shapes(channels, groups);
         // Each of the blocks has its share of the pixels.
         let holds = |k: &&Keeper<Kernel>| pixels.div_ceil(k.blocks) * channels <= k.threads * k.kept * 8;
         let keeper = keepers.iter().filter(|_| fits).find(holds)?;
         let grid = Grid { blocks: (batch * keeper.blocks, 1), threads: keeper.threads, shared: 0 };
         Some((keeper.kernel, grid))
     }
+}
+
+/// Whether clusters of blocks can keep images of this many channels.
+pub(crate) fn takes_shapes(channels: usize, groups: usize) -> bool {
+    channels.is_power_of_two() && (8..=128).contains(&channels) && groups.is_power_of_two()
 }
 
 /// How sums over the pixels of each image and channel are spread over a GPU.

@@ -1,5 +1,7 @@
 mod gpu;
 
+pub(crate) use gpu::takes_shapes;
+
 use super::Backward;
 use crate::cpu::{self, math, multiversion};
 
