@@ -3,7 +3,7 @@
 mod cache;
 mod config;
 mod media;
-mod run;
+pub(crate) mod run;
 mod tensorboard;
 
 use std::path::{Path, PathBuf};
