@@ -58,3 +58,27 @@ pub fn small_agent(device: &Device) -> Result<Agent, CheckpointError> {
     };
     Ok(Agent::new(device, &config, 0)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+
+    use super::*;
+
+    /// One entry of the perceptual network's 15 million parameters made a file of any size ask for 59 MB.
+    #[test]
+    fn a_small_file_gets_no_large_network() {
+        let device = Device::cpu(Some(1)).unwrap();
+        let whole = small_agent(&device).unwrap().to_bytes(None, Path::new("agent")).unwrap();
+        let (_, header) = SafeTensors::read_metadata(&whole).unwrap();
+        let file = SafeTensors::deserialize(&whole).unwrap();
+        let metadata: HashMap<String, String> = header.metadata().clone().unwrap();
+        let extra = TensorView::new(Dtype::F32, vec![1], &[0; 4]).unwrap();
+        let tensors = file.tensors().into_iter().chain([("tokenizer.lpips.x".to_string(), extra)]);
+        let bytes = safetensors::serialize(tensors, Some(metadata)).unwrap();
+        let error = agent(&device, &bytes).unwrap_err();
+        assert!(matches!(error, CheckpointError::Engine(engine::Error::TooManyParameters { .. })), "{error}");
+    }
+}
