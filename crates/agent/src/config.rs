@@ -117,6 +117,18 @@ impl AgentConfig {
         Ok(())
     }
 
+    /// Why networks of these sizes are not as fast on a device as they could be: a line per reason.
+    pub fn slow_paths(&self, device: &engine::Device) -> Vec<String> {
+        let (tokenizer, world_model) = (&self.tokenizer, &self.world_model);
+        device.slow_paths(&engine::NetworkShapes {
+            channels: tokenizer.channels,
+            groups: tokenizer.groups,
+            width: world_model.width,
+            heads: world_model.heads,
+            hidden: world_model.hidden(),
+        })
+    }
+
     /// The paper's 64-token variant: one resolution fewer, so an 8x8 grid of tokens.
     pub fn with_64_tokens(actions: usize) -> AgentConfig {
         let tokenizer = TokenizerConfig { resolutions: 4, ..TokenizerConfig::default() };
@@ -187,6 +199,13 @@ pub struct WorldModelConfig {
     pub dropout: f32,
     /// Standard deviation of the initial linear and embedding weights.
     pub init_std: f32,
+}
+
+impl WorldModelConfig {
+    /// Width of the hidden layer between the two of a block's MLP.
+    pub fn hidden(&self) -> usize {
+        4 * self.width
+    }
 }
 
 impl Default for WorldModelConfig {

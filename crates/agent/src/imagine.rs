@@ -67,35 +67,35 @@ impl Dreamer {
         horizon: usize,
         burn_in: usize,
         key: Key,
-    ) -> Dreamer {
+    ) -> Result<Dreamer> {
         let (size, k) = (agent.config.tokenizer.frame_size, agent.config.tokenizer.tokens());
         let width = agent.config.actor_critic.hidden;
         let state = |name: &str| device.buffer::<f32>(name, [batch, width]);
-        Dreamer {
+        Ok(Dreamer {
             batch,
             horizon,
             burn_in,
             stepper: Stepper::new(device, key),
-            memory: agent.world_model.memory(device, batch),
+            memory: agent.world_model.memory(device, batch)?,
             start: Start {
-                frames: device.buffer::<f32>("frames before the dream", [batch, burn_in, size, size, 3]),
-                mask: device.buffer::<i32>("mask before the dream", [batch, burn_in]),
-                tokens: device.buffer::<i32>("tokens of the first frame", [batch, k]),
+                frames: device.buffer::<f32>("frames before the dream", [batch, burn_in, size, size, 3])?,
+                mask: device.buffer::<i32>("mask before the dream", [batch, burn_in])?,
+                tokens: device.buffer::<i32>("tokens of the first frame", [batch, k])?,
             },
-            tokens: device.buffer::<i32>("dreamt tokens", [batch, k]),
-            hidden: state("hidden state"),
-            cell: state("cell state"),
-            given: device.buffer::<i32>("given actions", [batch]),
+            tokens: device.buffer::<i32>("dreamt tokens", [batch, k])?,
+            hidden: state("hidden state")?,
+            cell: state("cell state")?,
+            given: device.buffer::<i32>("given actions", [batch])?,
             trajectories: Trajectories {
-                frames: device.buffer::<f32>("dreamt frames", [batch, horizon, size, size, 3]),
-                tokens: device.buffer::<i32>("tokens of dreamt frames", [batch, horizon, k]),
-                actions: device.buffer::<i32>("dreamt actions", [batch, horizon]),
-                rewards: device.buffer::<f32>("dreamt rewards", [batch, horizon]),
-                ends: device.buffer::<i32>("dreamt ends", [batch, horizon]),
-                hidden: state("hidden state before the dream"),
-                cell: state("cell state before the dream"),
+                frames: device.buffer::<f32>("dreamt frames", [batch, horizon, size, size, 3])?,
+                tokens: device.buffer::<i32>("tokens of dreamt frames", [batch, horizon, k])?,
+                actions: device.buffer::<i32>("dreamt actions", [batch, horizon])?,
+                rewards: device.buffer::<f32>("dreamt rewards", [batch, horizon])?,
+                ends: device.buffer::<i32>("dreamt ends", [batch, horizon])?,
+                hidden: state("hidden state before the dream")?,
+                cell: state("cell state before the dream")?,
             },
-        }
+        })
     }
 
     pub fn start(&self) -> &Start {

@@ -90,7 +90,7 @@ impl Perceptual {
         let (mut size, mut channels, mut images) = (PICTURE, 3, pictures());
         for (i, (block, (outputs, names))) in self.blocks.iter().zip(BLOCKS).enumerate() {
             for (layer, (conv, name)) in block.iter().zip(names).enumerate() {
-                let input = cpu.buffer::<f32>("images", [PICTURES, size, size, channels]);
+                let input = cpu.buffer::<f32>("images", [PICTURES, size, size, channels])?;
                 input.write(&images)?;
                 images = stepper.infer(|tape| -> Result<Vec<f32>> {
                     let mut x = tape.buffer(&input)?;
@@ -203,7 +203,7 @@ mod tests {
     fn small_things_count() -> Result<()> {
         let device = Device::cpu(Some(2))?;
         let perceptual = Perceptual::random(&device, 0.0)?;
-        let input = device.buffer::<f32>("frames", [2, 64, 64, 3]);
+        let input = device.buffer::<f32>("frames", [2, 64, 64, 3])?;
         let mut stepper = Stepper::new(&device, Key::new(0, 0));
         let greys = [-1.0, -0.3, 0.0, 1.0].map(|grey| [grey; 3]);
         for background in greys.into_iter().chain([[0.1, -0.4, -0.9], [-0.8, -0.2, 0.6]]) {

@@ -18,17 +18,17 @@ pub struct Player {
 
 impl Player {
     /// A player of `batch` games at once.
-    pub fn new(device: &Device, agent: &Agent, batch: usize) -> Player {
+    pub fn new(device: &Device, agent: &Agent, batch: usize) -> engine::Result<Player> {
         let (size, width) = (agent.config.tokenizer.frame_size, agent.config.actor_critic.hidden);
-        Player {
+        Ok(Player {
             stepper: Stepper::new(device, Key::new(0, 0)),
-            frames: device.buffer::<u8>("frames", [batch, size, size, 3]),
-            hidden: device.buffer::<f32>("hidden state", [batch, width]),
-            cell: device.buffer::<f32>("cell state", [batch, width]),
-            actions: device.buffer::<i32>("actions", [batch]),
+            frames: device.buffer::<u8>("frames", [batch, size, size, 3])?,
+            hidden: device.buffer::<f32>("hidden state", [batch, width])?,
+            cell: device.buffer::<f32>("cell state", [batch, width])?,
+            actions: device.buffer::<i32>("actions", [batch])?,
             batch,
             width,
-        }
+        })
     }
 
     /// The randomness of the next actions.
@@ -205,7 +205,7 @@ mod tests {
         };
         let device = Device::cpu(Some(1)).unwrap();
         let agent = Agent::new(&device, &config, 0).unwrap();
-        let mut player = Player::new(&device, &agent, 16);
+        let mut player = Player::new(&device, &agent, 16).unwrap();
         let game = Game::find("test/watched").unwrap();
         let returns = player.evaluate(&agent, game, 20, 1.0, Key::new(0, 0), |_| true).unwrap();
         assert_eq!(returns.len(), 20);

@@ -15,12 +15,12 @@ pub struct Eye {
 }
 
 impl Eye {
-    pub fn new(device: &Device, agent: &Agent) -> Eye {
+    pub fn new(device: &Device, agent: &Agent) -> engine::Result<Eye> {
         let size = agent.config.tokenizer.frame_size;
-        Eye {
+        Ok(Eye {
             stepper: Stepper::new(device, Key::new(0, 0)),
-            frame: device.buffer::<u8>("frame", [1, size, size, 3]),
-        }
+            frame: device.buffer::<u8>("frame", [1, size, size, 3])?,
+        })
     }
 
     /// A frame as the agent sees it, and its tokens.
@@ -87,7 +87,7 @@ impl Scenes<'_> {
 
     /// The same steps as the tokenizer sees them, with the tokens of each.
     pub fn reconstructed(&self, cells: &[Cell]) -> Result<(Vec<Cell>, Vec<i32>)> {
-        let mut eye = Eye::new(self.device, self.agent);
+        let mut eye = Eye::new(self.device, self.agent)?;
         let (mut out, mut tokens) = (Vec::with_capacity(cells.len()), Vec::new());
         for cell in cells {
             let (frame, codes) = eye.look(self.agent, &cell.frame)?;
@@ -106,7 +106,7 @@ impl Scenes<'_> {
         key: Key,
     ) -> Result<Vec<Vec<Cell>>> {
         let pixels = self.frame_size().pow(2) * 3;
-        let mut dreamer = Dreamer::new(self.device, self.agent, records.len(), horizon, self.burn_in, key);
+        let mut dreamer = Dreamer::new(self.device, self.agent, records.len(), horizon, self.burn_in, key)?;
         let mut frames = vec![0.0; records.len() * self.burn_in * pixels];
         let mut mask = vec![0; records.len() * self.burn_in];
         let mut first = Vec::new();

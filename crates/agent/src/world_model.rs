@@ -235,10 +235,11 @@ impl WorldModel {
     // ---- rollouts, one or more tokens at a time ----
 
     /// Memory for rollouts of `batch` sequences.
-    pub fn memory(&self, device: &Device, batch: usize) -> Memory {
+    pub fn memory(&self, device: &Device, batch: usize) -> Result<Memory> {
         let (config, capacity) = (&self.config, self.config.steps * (self.tokens + 1));
         let head_width = config.width / config.heads;
-        Memory { cache: KvCache::new(device, config.layers, batch, config.heads, head_width, capacity) }
+        let cache = KvCache::new(device, config.layers, batch, config.heads, head_width, capacity)?;
+        Ok(Memory { cache })
     }
 
     /// Passes new frame tokens i32 [B, n] through the model, after everything in memory -> what it thinks [B, n, D], before the final norm.
@@ -312,8 +313,8 @@ impl Block {
             query: b.linear("attn.query", width, width)?,
             value: b.linear("attn.value", width, width)?,
             projection: b.linear("attn.proj", width, width)?,
-            expand: b.linear("mlp.0", width, 4 * width)?,
-            contract: b.linear("mlp.2", 4 * width, width)?,
+            expand: b.linear("mlp.0", width, config.hidden())?,
+            contract: b.linear("mlp.2", config.hidden(), width)?,
         })
     }
 

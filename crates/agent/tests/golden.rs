@@ -37,7 +37,7 @@ fn golden_tokenizer() -> Result<()> {
     let perceptual = Perceptual::random(&device, 0.0)?;
     golden.fill(&tokenizer.network, "tokenizer");
     golden.fill(&perceptual.network, "tokenizer.lpips");
-    let frames = device.buffer::<f32>("frames", [2, 64, 64, 3]);
+    let frames = device.buffer::<f32>("frames", [2, 64, 64, 3])?;
     frames.write(&nhwc(&golden.uniform("input.frames", 2 * 3 * 64 * 64), 3, 64 * 64))?;
 
     stepper.run(|tape| -> Result<()> {
@@ -85,7 +85,7 @@ fn golden_perceptual_distance() -> Result<()> {
     let (golden, device, mut stepper) = setup();
     let perceptual = Perceptual::random(&device, 0.0)?;
     golden.fill(&perceptual.network, "tokenizer.lpips");
-    let frames = device.buffer::<f32>("frames", [2, 64, 64, 3]);
+    let frames = device.buffer::<f32>("frames", [2, 64, 64, 3])?;
     frames.write(&nhwc(&golden.uniform("input.frames", 2 * 3 * 64 * 64), 3, 64 * 64))?;
     stepper.run(|tape| {
         let x = tape.buffer(&frames)?;
@@ -104,7 +104,7 @@ fn golden_world_model() -> Result<()> {
     let model = WorldModel::new(&device, &WorldModelConfig::default(), &TokenizerConfig::default(), 6, 0)?;
     golden.fill(&model.network, "world_model");
     let integers = |name: &str, shape: &[usize], values: Vec<i32>| -> Result<engine::Buffer> {
-        let buffer = device.buffer::<i32>(name, engine::Shape::try_from(shape)?);
+        let buffer = device.buffer::<i32>(name, engine::Shape::try_from(shape)?)?;
         buffer.write(&values)?;
         Ok(buffer)
     };
@@ -177,20 +177,20 @@ fn golden_actor_critic() -> Result<()> {
     let (golden, device, mut stepper) = setup();
     let policy = ActorCritic::new(&device, &ActorCriticConfig::default(), &TokenizerConfig::default(), 6, 0)?;
     golden.fill(&policy.network, "actor_critic");
-    let frames = device.buffer::<f32>("frames", [4, 5, 64, 64, 3]);
+    let frames = device.buffer::<f32>("frames", [4, 5, 64, 64, 3])?;
     frames.write(&nhwc(&golden.uniform("input.ac_frames", 4 * 5 * 3 * 64 * 64), 3, 64 * 64))?;
-    let mask = device.buffer::<i32>("mask", [4, 2]);
+    let mask = device.buffer::<i32>("mask", [4, 2])?;
     mask.write(&[1, 1, 0, 1, 0, 0, 1, 1])?;
-    let actions = device.buffer::<i32>("actions", [4, 3]);
+    let actions = device.buffer::<i32>("actions", [4, 3])?;
     actions.write(&golden.integers("input.ac_actions", 12, 6))?;
-    let rewards = device.buffer::<f32>("rewards", [4, 3]);
+    let rewards = device.buffer::<f32>("rewards", [4, 3])?;
     let values: Vec<f32> =
         golden.integers("input.ac_rewards", 12, 3).iter().map(|&r| (r - 1) as f32).collect();
     rewards.write(&values)?;
-    let ends = device.buffer::<i32>("ends", [4, 3]);
+    let ends = device.buffer::<i32>("ends", [4, 3])?;
     ends.write(&[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0])?;
-    let zeros = device.buffer::<f32>("zeros", [4, 512]);
-    let (hidden, cell) = (device.buffer::<f32>("hidden", [4, 512]), device.buffer::<f32>("cell", [4, 512]));
+    let zeros = device.buffer::<f32>("zeros", [4, 512])?;
+    let (hidden, cell) = (device.buffer::<f32>("hidden", [4, 512])?, device.buffer::<f32>("cell", [4, 512])?);
 
     stepper.infer(|tape| -> Result<()> {
         let (frames, mask) = (tape.buffer(&frames)?, tape.buffer(&mask)?);

@@ -28,7 +28,7 @@ fn small() -> AgentConfig {
 }
 
 fn integers(device: &Device, name: &str, shape: &[usize], below: u32) -> Buffer {
-    let buffer = device.buffer::<i32>(name, engine::Shape::try_from(shape).unwrap());
+    let buffer = device.buffer::<i32>(name, engine::Shape::try_from(shape).unwrap()).unwrap();
     let mut rng = Rng::new(Key::new(3, name.len() as u32));
     let values: Vec<i32> = (0..buffer.shape().len()).map(|_| rng.below(below) as i32).collect();
     buffer.write(&values).unwrap();
@@ -60,7 +60,7 @@ fn decoding_with_the_cache_equals_the_full_pass() -> Result<()> {
         })?;
         // How many frame tokens go in at a time.
         for portion in [1, 5, 16] {
-            let mut memory = model.memory(&device, batch);
+            let mut memory = model.memory(&device, batch)?;
             for step in 0..steps {
                 let mut at = 0;
                 while at < k {
@@ -140,7 +140,7 @@ fn wrong_shapes_are_errors() -> Result<()> {
 fn reconstructing_is_encoding_and_rendering() -> Result<()> {
     let device = Device::under_test(2)?;
     let agent = Agent::new(&device, &small(), 1)?;
-    let frames = device.buffer::<u8>("frames", [2, 8, 8, 3]);
+    let frames = device.buffer::<u8>("frames", [2, 8, 8, 3])?;
     frames.write(&(0..2 * 8 * 8 * 3).map(|i| (i * 7 % 256) as u8).collect::<Vec<_>>())?;
     Stepper::new(&device, Key::new(0, 0)).infer(|tape| -> Result<()> {
         let bytes = tape.buffer(&frames)?;
@@ -176,7 +176,7 @@ fn a_dream_uses_exactly_340_positions_and_follows_its_key() -> Result<()> {
     let agent = Agent::new(&device, &small(), 1)?;
     let mask = [1, 1, 0, 1, 0, 0];
     let dream = |seed: u64| -> Result<(Vec<i32>, Vec<f32>, Vec<f32>)> {
-        let mut dreamer = Dreamer::new(&device, &agent, 3, 20, 2, Key::new(seed, 0));
+        let mut dreamer = Dreamer::new(&device, &agent, 3, 20, 2, Key::new(seed, 0))?;
         start(&dreamer, 2, &mask)?;
         let dreamt = dreamer.dream(&agent, Acting::Policy { temperature: 1.0 })?;
         let result =
@@ -202,7 +202,7 @@ fn a_dream_may_outlast_the_world_models_memory() -> Result<()> {
         let mut config = small();
         config.world_model.steps = steps;
         let agent = Agent::new(&device, &config, 1)?;
-        let mut dreamer = Dreamer::new(&device, &agent, 2, 11, 1, Key::new(0, 0));
+        let mut dreamer = Dreamer::new(&device, &agent, 2, 11, 1, Key::new(0, 0))?;
         start(&dreamer, 1, &[1, 0])?;
         let dreamt = dreamer.dream(&agent, Acting::Policy { temperature: 1.0 })?;
         assert!(dreamt.frames.read::<f32>()?.iter().all(|f| (0.0..=1.0).contains(f)));
@@ -224,7 +224,7 @@ fn a_dream_is_what_the_policy_does_over_its_frames() -> Result<()> {
 }
 
 fn follows_its_frames(device: &Device, agent: &Agent) -> Result<()> {
-    let mut dreamer = Dreamer::new(device, agent, 3, 6, 2, Key::new(1, 0));
+    let mut dreamer = Dreamer::new(device, agent, 3, 6, 2, Key::new(1, 0))?;
     start(&dreamer, 2, &[1, 1, 0, 1, 0, 0])?;
     let dreamt = dreamer.dream(agent, Acting::Policy { temperature: 0.0 })?;
     let logits = Stepper::new(device, Key::new(0, 0)).infer(|tape| -> Result<Vec<f32>> {
@@ -251,19 +251,19 @@ fn what_follows_an_end_counts_only_the_releases_way() -> Result<()> {
     let device = Device::under_test(1)?;
     let agent = Agent::new(&device, &small(), 5)?;
     let floats = |name: &str, shape: [usize; 2], values: &[f32]| -> Result<Buffer> {
-        let buffer = device.buffer::<f32>(name, shape);
+        let buffer = device.buffer::<f32>(name, shape)?;
         buffer.write(values)?;
         Ok(buffer)
     };
     let losses = |stop_at_end: bool, late_reward: f32| -> Result<[f32; 3]> {
-        let logits = device.buffer::<f32>("logits", [2, 4, 2]);
+        let logits = device.buffer::<f32>("logits", [2, 4, 2])?;
         logits
             .write(&[0.1f32, 0.9, -0.3, 0.2, 1.0, 0.0, 0.5, 0.5, 0.0, 0.7, 0.3, -0.2, 0.4, 0.4, 0.0, 0.0])?;
         let values = floats("values", [2, 4], &[0.5, 0.25, -0.5, 1.0, 0.1, 0.2, 0.3, 0.4])?;
         let rewards = floats("rewards", [2, 4], &[1.0, late_reward, 0.0, 0.0, 0.0, 1.0, 0.0, -1.0])?;
-        let ends = device.buffer::<i32>("ends", [2, 4]);
+        let ends = device.buffer::<i32>("ends", [2, 4])?;
         ends.write(&[1, 0, 0, 0, 0, 0, 0, 0])?;
-        let actions = device.buffer::<i32>("actions", [2, 4]);
+        let actions = device.buffer::<i32>("actions", [2, 4])?;
         actions.write(&[1, 0, 1, 0, 0, 1, 1, 0])?;
         let config = Returns { gamma: 0.9, lambda: 0.5, entropy_weight: 0.1, stop_at_end };
         Stepper::new(&device, Key::new(0, 0)).run(|tape| {
@@ -418,7 +418,7 @@ fn the_64_token_variant_runs() -> Result<()> {
     config.world_model.steps = 3;
     let agent = Agent::new(&device, &config, 0)?;
     assert_eq!(agent.world_model.tokens, 64);
-    let mut dreamer = Dreamer::new(&device, &agent, 2, 3, 1, Key::new(1, 0));
+    let mut dreamer = Dreamer::new(&device, &agent, 2, 3, 1, Key::new(1, 0))?;
     start(&dreamer, 1, &[1, 1])?;
     dreamer.dream(&agent, Acting::Policy { temperature: 1.0 })?;
     assert_eq!(dreamer.positions(), 3 * 65);

@@ -23,6 +23,9 @@ pub fn run(args: BenchArgs) -> Result<()> {
     let repeats = args.repeats.unwrap_or(if gpu { 50 } else { 7 });
     let which = if gpu { "median" } else { "best" };
     say!("iris {}, {words}, {which} of {repeats}", env!("CARGO_PKG_VERSION"));
+    for reason in AgentConfig::default().slow_paths(&device) {
+        say!("  slower than it could be: {reason}");
+    }
     let cases = if args.cases.is_empty() { BenchCase::value_variants().to_vec() } else { args.cases };
     for case in cases {
         forget_peak_memory();
@@ -136,14 +139,14 @@ impl Bench {
     }
 
     fn integers(&mut self, name: &str, shape: impl Into<Shape>, below: u32) -> Result<Buffer> {
-        let buffer = self.device.buffer::<i32>(name, shape);
+        let buffer = self.device.buffer::<i32>(name, shape)?;
         let values: Vec<i32> = (0..buffer.shape().len()).map(|_| self.rng.below(below) as i32).collect();
         buffer.write(&values)?;
         Ok(buffer)
     }
 
     fn numbers(&mut self, name: &str, shape: impl Into<Shape>) -> Result<Buffer> {
-        let buffer = self.device.buffer::<f32>(name, shape);
+        let buffer = self.device.buffer::<f32>(name, shape)?;
         let values: Vec<f32> = (0..buffer.shape().len()).map(|_| self.rng.uniform()).collect();
         buffer.write(&values)?;
         Ok(buffer)
@@ -211,7 +214,7 @@ impl Bench {
     fn behaviour(&mut self) -> Result<f64> {
         let batch = self.batch(4, 64);
         let agent = Agent::new(&self.device, &self.config, 0)?;
-        let mut dreamer = Dreamer::new(&self.device, &agent, batch, 20, 20, Key::new(0, 1));
+        let mut dreamer = Dreamer::new(&self.device, &agent, batch, 20, 20, Key::new(0, 1))?;
         let frames = self.numbers("frames", [batch, 20, 64, 64, 3])?;
         dreamer.start().frames.write(&frames.read::<f32>()?)?;
         dreamer.start().mask.write(&vec![1i32; batch * 20])?;
@@ -229,7 +232,7 @@ impl Bench {
         let batch = self.batch(8, 64);
         let tokens = self.integers("tokens", [batch, 1], 512)?;
         let model = self.new_world_model()?;
-        let mut memory = model.memory(&self.device, batch);
+        let mut memory = model.memory(&self.device, batch)?;
         let seconds = self.time(|bench| {
             for frame in 0..20 {
                 memory.set_len(frame * TOKENS);

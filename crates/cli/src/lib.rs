@@ -19,7 +19,6 @@ mod signals;
 mod source;
 mod train;
 
-use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -32,7 +31,7 @@ pub fn main() -> ExitCode {
     if let Some(folder) = args.roms {
         envs::atari::set_rom_folder(folder);
     }
-    match in_memory(|| run(args.command)) {
+    match run(args.command) {
         Ok(Ended::Done) => ExitCode::SUCCESS,
         Ok(Ended::Stopped) => ExitCode::from(signals::STOPPED),
         Err(error) => {
@@ -47,23 +46,6 @@ enum Ended {
     Done,
     /// A signal stopped it before its end, and it can be continued.
     Stopped,
-}
-
-/// Memory that runs out is an error like any other here, not a panic.
-fn in_memory(work: impl FnOnce() -> Result<Ended>) -> Result<Ended> {
-    let report = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| {
-        if !info.payload().is::<engine::OutOfMemory>() {
-            report(info);
-        }
-    }));
-    // Nothing that was in the making when memory ran out is used again.
-    std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        match panic.downcast::<engine::OutOfMemory>() {
-            Ok(full) => Err((*full).into()),
-            Err(other) => std::panic::resume_unwind(other),
-        }
-    })
 }
 
 fn run(command: args::Command) -> Result<Ended> {

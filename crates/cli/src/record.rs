@@ -22,11 +22,11 @@ pub fn run(args: RecordArgs) -> Result<()> {
     let Source { device, agent, game } = Source::load(&args.player)?;
     let size = agent.config.tokenizer.frame_size;
     let mut env = game.make(Purpose::Evaluate, size)?;
-    let mut player = Player::new(&device, &agent, 1);
+    let mut player = Player::new(&device, &agent, 1)?;
     // The game that `iris eval` begins with.
     let seed = evaluation_seed(args.player.seed);
     player.set_key(Key::new(seed, 1));
-    let mut eye = Eye::new(&device, &agent);
+    let mut eye = Eye::new(&device, &agent)?;
     env.reset(episode_seed(seed, 0));
     let mut frame = vec![0; size * size * 3];
     let mut animation = Animation::new(&args.out, DELAY);

@@ -151,7 +151,7 @@ fn train(
 ) -> Result<Vec<f32>> {
     let adam = Adam { learning_rate, ..Adam::default() };
     let mut stepper = Stepper::new(device, Key::new(SEED, 2));
-    let result = device.buffer::<f32>("loss", [1]);
+    let result = device.buffer::<f32>("loss", [1])?;
     let mut losses = Vec::with_capacity(TRAINING_STEPS);
     for _ in 0..TRAINING_STEPS {
         stepper.run_recorded(("self-test", 0), |tape| -> engine::Result<()> {
@@ -166,7 +166,7 @@ fn train(
 }
 
 fn tokenizer(device: &Device, config: &AgentConfig, frames: &[u8]) -> Result<Vec<f32>> {
-    let input = device.buffer::<u8>("frames", [BATCH * STEPS, FRAME_SIZE, FRAME_SIZE, 3]);
+    let input = device.buffer::<u8>("frames", [BATCH * STEPS, FRAME_SIZE, FRAME_SIZE, 3])?;
     input.write(frames)?;
     let tokenizer = Tokenizer::new(device, &config.tokenizer, SEED)?;
     train(device, &tokenizer.network.params, 1e-4, |tape| {
@@ -183,7 +183,7 @@ fn world_model(device: &Device, config: &AgentConfig, rng: &mut Rng) -> Result<(
     let actions = integers(device, &[BATCH, STEPS], config.actions, rng)?;
     let rewards = integers(device, &[BATCH, STEPS], 3, rng)?;
     let ends = integers(device, &[BATCH, STEPS], 2, rng)?;
-    let mask = device.buffer::<i32>("mask", [BATCH, STEPS]);
+    let mask = device.buffer::<i32>("mask", [BATCH, STEPS])?;
     // The last step is padding.
     mask.write(&(0..BATCH * STEPS).map(|i| i32::from(i + 1 < BATCH * STEPS)).collect::<Vec<_>>())?;
     let model = WorldModel::new(device, &config.world_model, &config.tokenizer, config.actions, SEED)?;
@@ -198,7 +198,7 @@ fn world_model(device: &Device, config: &AgentConfig, rng: &mut Rng) -> Result<(
         Ok(model.loss(tape, &batch, true)?.total)
     })?;
 
-    let mut memory = model.memory(device, BATCH);
+    let mut memory = model.memory(device, BATCH)?;
     let decoding = Stepper::new(device, Key::new(SEED, 3)).infer(|tape| -> engine::Result<Vec<f32>> {
         let (tokens, actions) = (tape.buffer(&tokens)?, tape.buffer(&actions)?);
         let (mut predictions, mut labels) = (Vec::new(), Vec::new());
@@ -225,15 +225,15 @@ fn world_model(device: &Device, config: &AgentConfig, rng: &mut Rng) -> Result<(
 }
 
 fn actor_critic(device: &Device, config: &AgentConfig, frames: &[u8], rng: &mut Rng) -> Result<Vec<f32>> {
-    let input = device.buffer::<f32>("frames", [BATCH, STEPS, FRAME_SIZE, FRAME_SIZE, 3]);
+    let input = device.buffer::<f32>("frames", [BATCH, STEPS, FRAME_SIZE, FRAME_SIZE, 3])?;
     input.write(&frames.iter().map(|byte| f32::from(*byte) / 255.0).collect::<Vec<_>>())?;
     let actions = integers(device, &[BATCH, STEPS], config.actions, rng)?;
-    let ends = device.buffer::<i32>("ends", [BATCH, STEPS]);
+    let ends = device.buffer::<i32>("ends", [BATCH, STEPS])?;
     // Before the last step, so that returns do not move with the values.
     ends.write(&(0..BATCH * STEPS).map(|i| i32::from((i + 2) % STEPS == 0)).collect::<Vec<_>>())?;
-    let rewards = device.buffer::<f32>("rewards", [BATCH, STEPS]);
+    let rewards = device.buffer::<f32>("rewards", [BATCH, STEPS])?;
     rewards.write(&(0..BATCH * STEPS).map(|_| rng.uniform()).collect::<Vec<f32>>())?;
-    let state = device.buffer::<f32>("state", [BATCH, config.actor_critic.hidden]);
+    let state = device.buffer::<f32>("state", [BATCH, config.actor_critic.hidden])?;
     let policy = ActorCritic::new(device, &config.actor_critic, &config.tokenizer, config.actions, SEED)?;
     train(device, &policy.network.params, 3e-4, |tape| {
         let frames = tape.buffer(&input)?;
@@ -246,7 +246,7 @@ fn actor_critic(device: &Device, config: &AgentConfig, frames: &[u8], rng: &mut 
 
 /// A buffer of integers from 0 to `below` - 1.
 fn integers(device: &Device, shape: &[usize], below: usize, rng: &mut Rng) -> Result<Buffer> {
-    let buffer = device.buffer::<i32>("integers", engine::Shape::try_from(shape)?);
+    let buffer = device.buffer::<i32>("integers", engine::Shape::try_from(shape)?)?;
     let values: Vec<i32> = (0..buffer.shape().len()).map(|_| rng.below(below as u32) as i32).collect();
     buffer.write(&values)?;
     Ok(buffer)

@@ -40,6 +40,9 @@ pub fn run(args: TrainArgs) -> Result<Ended> {
         return Ok(Ended::Done);
     }
     remarks(&trainer.config).iter().for_each(|remark| tell!("note: {remark}"));
+    for reason in trainer.config.agent.slow_paths(&device) {
+        tell!("note: slower than it could be: {reason}");
+    }
     let mut watch = Watch::new(run, stop);
     match train(&mut trainer, &mut watch) {
         Err(TrainError::Interrupted) => {

@@ -102,7 +102,11 @@ fn nonsense_is_answered_with_one_line_that_helps() {
     );
     // More than an address can name.
     let huge = refused(&["agent.world_model.width=1048576", "agent.world_model.layers=256"]);
-    assert!(huge.starts_with("error: the memory is full: ") && huge.contains("smaller networks"), "{huge}");
+    assert!(
+        huge.contains("the machine has no memory for world_model parameters: ")
+            && huge.contains("smaller networks"),
+        "{huge}"
+    );
     assert!(refused(&["epochs"]).contains("`epochs` is not an override: write key.sub=value"));
     assert!(
         refused(&["agent.world_model.heads=3"])

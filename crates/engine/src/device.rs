@@ -259,20 +259,21 @@ impl Device {
     }
 
     /// Zeroed memory that outlives steps: their inputs, outputs and carried state.
-    pub fn buffer<T: Element>(&self, name: impl Into<String>, shape: impl Into<Shape>) -> Buffer {
+    pub fn buffer<T: Element>(&self, name: impl Into<String>, shape: impl Into<Shape>) -> Result<Buffer> {
         self.typed_buffer(name, shape, T::DTYPE)
     }
 
-    /// A buffer of numbers as precise as the device's activations: for what is large and was one. The host reads and writes f32.
-    pub fn float_buffer(&self, name: impl Into<String>, shape: impl Into<Shape>) -> Buffer {
+    /// A buffer in the device's activation type, for large activations kept between steps. The host reads and writes f32.
+    pub fn float_buffer(&self, name: impl Into<String>, shape: impl Into<Shape>) -> Result<Buffer> {
         self.typed_buffer(name, shape, self.float())
     }
 
-    fn typed_buffer(&self, name: impl Into<String>, shape: impl Into<Shape>, dtype: DType) -> Buffer {
-        let shape = shape.into();
-        let block = Block::zeroed(shape.len().saturating_mul(dtype.size()), self.gpu());
-        let slot = Slot { name: name.into(), shape, dtype, block: Mutex::new(Some(block)) };
-        Buffer { slot: Arc::new(slot), device: self.clone() }
+    fn typed_buffer(&self, name: impl Into<String>, shape: impl Into<Shape>, dtype: DType) -> Result<Buffer> {
+        let (name, shape) = (name.into(), shape.into());
+        let bytes = shape.len().saturating_mul(dtype.size());
+        let block = Block::zeroed(&name, bytes, self.gpu())?;
+        let slot = Slot { name, shape, dtype, block: Mutex::new(Some(block)) };
+        Ok(Buffer { slot: Arc::new(slot), device: self.clone() })
     }
 }
 
@@ -398,7 +399,7 @@ mod tests {
     #[test]
     fn buffers_check_type_and_length() -> Result<()> {
         let device = Device::cpu(Some(1))?;
-        let buffer = device.buffer::<f32>("frames", [2, 3]);
+        let buffer = device.buffer::<f32>("frames", [2, 3])?;
         assert_eq!(buffer.read::<f32>()?, vec![0.0; 6]);
         buffer.write(&[1.0f32; 6])?;
         buffer.write_at(4, &[2.0f32, 3.0])?;
@@ -416,17 +417,58 @@ mod tests {
     #[test]
     fn everything_written_arrives() -> Result<()> {
         let device = Device::under_test(1)?;
-        let large = device.buffer::<i32>("large", [6_000_001]);
+        let large = device.buffer::<i32>("large", [6_000_001])?;
         let values: Vec<i32> = (0..6_000_001).map(|i| i * 7 - 3).collect();
         large.write(&values)?;
         let buffers: Vec<Buffer> =
-            (0..50).map(|i| device.buffer::<i32>(&format!("part {i}"), [100_003])).collect();
+            (0..50).map(|i| device.buffer::<i32>(format!("part {i}"), [100_003])).collect::<Result<_>>()?;
         for (i, buffer) in buffers.iter().enumerate() {
             buffer.write(&values[i * 1000..][..100_003])?;
         }
         assert_eq!(large.read::<i32>()?, values);
         for (i, buffer) in buffers.iter().enumerate() {
             assert_eq!(buffer.read::<i32>()?, values[i * 1000..][..100_003]);
+        }
+        Ok(())
+    }
+
+    /// Far more than any machine or card has.
+    const TOO_MUCH: usize = 1 << 44;
+
+    #[test]
+    fn a_buffer_without_room_is_an_error_and_harms_nothing() -> Result<()> {
+        let device = Device::under_test(1)?;
+        let place = if device.is_gpu() { "the GPU" } else { "the machine" };
+        let what = "table of everything".to_string();
+        let full = Error::OutOfMemory { what: what.clone(), bytes: TOO_MUCH * 4, place };
+        assert_eq!(device.buffer::<f32>(what, [TOO_MUCH]).err(), Some(full));
+        let buffer = device.buffer::<f32>("small", [3])?;
+        buffer.write(&[1.0f32, 2.0, 3.0])?;
+        assert_eq!(buffer.read::<f32>()?, [1.0, 2.0, 3.0]);
+        Ok(())
+    }
+
+    #[test]
+    fn a_step_without_room_is_an_error_and_a_smaller_one_succeeds() -> Result<()> {
+        let device = Device::under_test(1)?;
+        let mut stepper = crate::Stepper::new(&device, crate::Key::new(0, 0));
+        let input = device.buffer::<f32>("x", [4])?;
+        input.write(&[1.0f32, 2.0, 3.0, 4.0])?;
+        for _ in 0..2 {
+            let failed = stepper.run(|tape| -> Result<()> {
+                let x = tape.buffer(&input)?;
+                tape.add(x, x)?;
+                tape.alloc(TOO_MUCH, DType::F32)?;
+                Ok(())
+            });
+            let message = failed.unwrap_err().to_string();
+            assert!(message.contains("no memory for the tensors of a step: 64.0 TiB more"), "{message}");
+            let sum = stepper.run(|tape| -> Result<Vec<f32>> {
+                let x = tape.buffer(&input)?;
+                let sum = tape.add(x, x)?;
+                tape.read(sum)
+            })?;
+            assert_eq!(sum, [2.0, 4.0, 6.0, 8.0]);
         }
         Ok(())
     }

@@ -62,8 +62,28 @@ pub enum Error {
     #[error("{what} failed on the GPU: {reason}")]
     Gpu { what: &'static str, reason: String },
 
+    #[error(
+        "{place} has no memory for {what}: {} more were asked for; smaller batches, smaller networks or fewer steps need less",
+        binary_size(*bytes)
+    )]
+    OutOfMemory { what: String, bytes: usize, place: &'static str },
+
     #[error("cannot start {threads} threads: {reason}")]
     Threads { threads: usize, reason: String },
+}
+
+/// 1536 as "1.5 KiB".
+fn binary_size(bytes: usize) -> String {
+    let mut size = bytes as f64;
+    let mut units = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"].into_iter();
+    let mut unit = units.next().unwrap_or_default();
+    for larger in units {
+        if size < 1024.0 {
+            break;
+        }
+        (size, unit) = (size / 1024.0, larger);
+    }
+    format!("{size:.*} {unit}", usize::from(unit != "bytes"))
 }
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;

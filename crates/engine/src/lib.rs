@@ -14,9 +14,9 @@
 //! let bias = builder.add("bias", [1], Init::Constant(0.0));
 //! let params = builder.build(&device, "line", 0)?;
 //!
-//! let points = device.buffer::<f32>("points", [3, 2]);
-//! let heights = device.buffer::<f32>("heights", [3, 1]);
-//! let loss = device.buffer::<f32>("loss", [1]);
+//! let points = device.buffer::<f32>("points", [3, 2])?;
+//! let heights = device.buffer::<f32>("heights", [3, 1])?;
+//! let loss = device.buffer::<f32>("loss", [1])?;
 //! points.write(&[0.0f32, 1.0, 1.0, 0.0, 1.0, 1.0])?;
 //! heights.write(&[2.0f32, -1.0, 1.0])?;
 //!
@@ -45,6 +45,7 @@ mod cpu;
 mod cuda;
 mod device;
 mod error;
+mod fast_paths;
 mod memory;
 mod ops;
 mod optim;
@@ -64,7 +65,7 @@ pub use cpu::instructions;
 pub use cuda::{GpuReport, Library, gpu_report, libraries, library_folders};
 pub use device::{Buffer, DType, Device, Element, Precision};
 pub use error::{Error, Result};
-pub use memory::OutOfMemory;
+pub use fast_paths::NetworkShapes;
 pub use ops::{
     Activation, DecodeBlock, DecodeHead, ImageAttention, ImageResidual, KvCache, Lstm, Quantised, Stride,
 };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::cuda::{DeviceMemory, Gpu};
-use crate::{Element, Result};
+use crate::{Element, Error, Result};
 
 /// One cache line; a block is a whole number of them, so every tensor starts aligned.
 #[derive(Clone, Copy)]
@@ -15,16 +15,6 @@ unsafe impl bytemuck::Zeroable for Line {}
 // SAFETY: as above.
 unsafe impl bytemuck::Pod for Line {}
 
-/// The host has no room for a block; what a panic carries when that happens. (A GPU without room is an `Error` of the next thing done with it.)
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error(
-    "the memory is full: {:.1} GiB more were asked for; smaller batches, smaller networks or fewer steps need less",
-    *bytes as f64 / f64::from(1 << 30)
-)]
-pub struct OutOfMemory {
-    pub bytes: usize,
-}
-
 /// An owned, 64-byte aligned piece of memory.
 #[derive(Default)]
 pub(crate) struct Block {
@@ -35,21 +25,25 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    pub fn zeroed(bytes: usize, gpu: Option<&Gpu>) -> Block {
+    /// Zeroes, or an error that says what they were for.
+    pub fn zeroed(what: &str, bytes: usize, gpu: Option<&Gpu>) -> Result<Block> {
         if let Some(gpu) = gpu {
-            let block = Block::unspecified(bytes, gpu);
-            gpu.zero(block.at(), bytes.max(1));
-            return block;
+            let block = Block::unspecified(what, bytes, gpu)?;
+            gpu.zero(block.at(), bytes.max(1))?;
+            return Ok(block);
         }
-        let lines = bytemuck::try_zeroed_vec(bytes.div_ceil(64))
-            .unwrap_or_else(|()| std::panic::panic_any(OutOfMemory { bytes }));
+        let lines = bytemuck::try_zeroed_vec(bytes.div_ceil(64)).map_err(|()| Error::OutOfMemory {
+            what: what.into(),
+            bytes,
+            place: "the machine",
+        })?;
         ask_for_huge_pages(&lines);
-        Block { lines, device: None, bytes }
+        Ok(Block { lines, device: None, bytes })
     }
 
-    /// On a GPU, with whatever is there.
-    fn unspecified(bytes: usize, gpu: &Gpu) -> Block {
-        Block { lines: Vec::new(), device: Some(gpu.allocate(bytes)), bytes }
+    /// On a GPU, uninitialised.
+    fn unspecified(what: &str, bytes: usize, gpu: &Gpu) -> Result<Block> {
+        Ok(Block { lines: Vec::new(), device: Some(gpu.allocate(what, bytes)?), bytes })
     }
 
     /// Its address on the GPU; 0 for a block of the host.
@@ -138,8 +132,9 @@ const LARGER: usize = 4;
 impl Arena {
     /// A block of `bytes` bytes with unspecified contents. Debug builds fill it with 0xFF (NaN as f32, -1 as i32), so that a
     /// kernel that forgets an element is found by the tests.
-    pub fn take(&mut self, bytes: usize, gpu: Option<&Gpu>) -> Block {
-        // A GPU has no memory of no bytes.
+    pub fn take(&mut self, bytes: usize, gpu: Option<&Gpu>) -> Result<Block> {
+        const WHAT: &str = "the tensors of a step";
+        // CUDA refuses zero-byte allocations.
         let (capacity, largest) = match gpu {
             Some(_) => {
                 let capacity = bytes.max(1).next_multiple_of(256);
@@ -150,21 +145,22 @@ impl Arena {
         let mut block = match self.free.range_mut(capacity..=largest).find_map(|(_, blocks)| blocks.pop()) {
             Some(block) => block,
             None => {
+                let block = match gpu {
+                    Some(gpu) => Block::unspecified(WHAT, capacity, gpu)?,
+                    None => Block::zeroed(WHAT, capacity, None)?,
+                };
                 self.total += capacity;
-                match gpu {
-                    Some(gpu) => Block::unspecified(capacity, gpu),
-                    None => Block::zeroed(capacity, None),
-                }
+                block
             }
         };
         block.bytes = bytes;
         if cfg!(debug_assertions) {
             match gpu {
-                Some(gpu) => gpu.fill_bytes(block.at(), 0xFF, capacity),
+                Some(gpu) => gpu.fill_bytes(block.at(), 0xFF, capacity)?,
                 None => block.all_mut::<u8>().fill(0xFF),
             }
         }
-        block
+        Ok(block)
     }
 
     pub fn give_back(&mut self, block: Block) {

@@ -1,7 +1,7 @@
 //! Adam and AdamW over a network's flat buffer, with the gradient clipped by its global norm: one pass each.
 
 use crate::cpu::{self, multiversion};
-use crate::cuda::{Arg, Grid, parts};
+use crate::cuda::{Grid, kernels};
 use crate::{DType, Error, Params, Result, Tape, Tensor};
 
 /// How parameters are updated.
@@ -46,7 +46,7 @@ impl Tape {
         if self.gpu().is_some() {
             return self.gpu_adam(params, adam);
         }
-        let mut parts = self.scratch(training.gradients.shape().len().div_ceil(CHUNK));
+        let mut parts = self.scratch(training.gradients.shape().len().div_ceil(CHUNK))?;
         let gradients = self.buffer(&training.gradients)?;
         let g = self.f32(gradients);
         cpu::chunks_mut_of(g.len(), parts.f32_mut(), 1, |i, part| {
@@ -93,7 +93,7 @@ impl Tape {
                 });
             }
         })?;
-        let mut out = self.alloc(1, DType::F32);
+        let mut out = self.alloc(1, DType::F32)?;
         out.f32_mut()[0] = norm;
         Ok(self.push(out, [], DType::F32, false))
     }
@@ -104,9 +104,9 @@ impl Tape {
             return Err(Error::Frozen { name: params.name().to_string() });
         };
         let n = params.values.shape().len();
-        let count = parts(n);
-        let (sums, factors) = (self.scratch(2 * count), self.scratch(4));
-        let norm = self.alloc(1, DType::F32);
+        let count = self.parts(n);
+        let (sums, factors) = (self.scratch(2 * count)?, self.scratch(4)?);
+        let norm = self.alloc(1, DType::F32)?;
         let [values, gradients, first, second, updates, decayed] = [
             &params.values,
             &training.gradients,
@@ -115,21 +115,42 @@ impl Tape {
             &training.updates,
             &training.decayed,
         ]
-        .map(|buffer| self.buffer_at(buffer).map(Arg::At));
+        .map(|buffer| self.buffer_at(buffer));
         let (gradients, updates) = (gradients?, updates?);
         let narrow = params.narrow.as_ref().map(|copy| self.buffer_at(copy)).transpose()?;
         if let Some(gpu) = self.gpu() {
-            let sums = Arg::At(sums.at());
-            gpu.launch("squares", Grid::blocks(count), &[gradients, sums, Arg::U32(n)])?;
-            let results = [sums, Arg::U32(count), updates, Arg::At(norm.at()), Arg::At(factors.at())];
-            let numbers = [adam.learning_rate, adam.beta1, adam.beta2, adam.max_grad_norm].map(Arg::F32);
-            let report = [Arg::I32(gpu.op("the gradient's norm")), Arg::At(gpu.fault())];
-            gpu.launch("adam_factors", Grid::blocks(1), &[&results[..], &numbers, &report].concat())?;
-            let narrow = Arg::At(narrow.unwrap_or(0));
-            let buffers = [values?, narrow, gradients, first?, second?, decayed?, Arg::At(factors.at())];
-            let keep = 1.0 - adam.learning_rate * adam.weight_decay;
-            let numbers = [adam.beta1, adam.beta2, adam.epsilon, keep].map(Arg::F32);
-            gpu.launch("adam", Grid::elements(n), &[&buffers[..], &numbers, &[Arg::U32(n)]].concat())?;
+            kernels::squares(gpu, Grid::blocks(count), gradients, sums.at(), n)?;
+            kernels::adam_factors(
+                gpu,
+                Grid::blocks(1),
+                sums.at(),
+                count,
+                updates,
+                norm.at(),
+                factors.at(),
+                adam.learning_rate,
+                adam.beta1,
+                adam.beta2,
+                adam.max_grad_norm,
+                gpu.op("the gradient's norm"),
+                gpu.fault(),
+            )?;
+            kernels::adam(
+                gpu,
+                Grid::elements(gpu, n),
+                values?,
+                narrow.unwrap_or(0),
+                gradients,
+                first?,
+                second?,
+                decayed?,
+                factors.at(),
+                adam.beta1,
+                adam.beta2,
+                adam.epsilon,
+                1.0 - adam.learning_rate * adam.weight_decay,
+                n,
+            )?;
         }
         self.give_back(sums);
         self.give_back(factors);

@@ -81,7 +81,7 @@ impl ParamsBuilder {
 
     fn finish(self, device: &Device, name: &str, seed: u64, trainable: bool) -> Result<Params> {
         let buffer = |what: &str| device.buffer::<f32>(format!("{name} {what}"), [self.len]);
-        let values = buffer("parameters");
+        let values = buffer("parameters")?;
         let mut flat = vec![0.0; self.len];
         for spec in &self.specs {
             // Keyed by its name: adding a layer does not change how the others start.
@@ -97,22 +97,26 @@ impl ParamsBuilder {
         values.write(&flat)?;
         let narrow =
             (device.float() != DType::F32).then(|| device.float_buffer(format!("{name} copy"), [self.len]));
+        let narrow = narrow.transpose()?;
         if let Some(narrow) = &narrow {
             narrow.write(&flat)?;
         }
-        let decayed = device.buffer::<u8>(format!("{name} decay"), [self.len / ALIGN]);
+        let decayed = device.buffer::<u8>(format!("{name} decay"), [self.len / ALIGN])?;
         let mut flags = vec![0u8; self.len / ALIGN];
         for spec in self.specs.iter().filter(|spec| spec.decay) {
             flags[spec.offset / ALIGN..(spec.offset + spec.shape.len()).div_ceil(ALIGN)].fill(1);
         }
         decayed.write(&flags)?;
-        let training = trainable.then(|| Training {
-            decayed,
-            gradients: buffer("gradients"),
-            first_moments: buffer("first moments"),
-            second_moments: buffer("second moments"),
-            updates: device.buffer::<i32>(format!("{name} update count"), [1]),
-        });
+        let training = match trainable {
+            false => None,
+            true => Some(Training {
+                decayed,
+                gradients: buffer("gradients")?,
+                first_moments: buffer("first moments")?,
+                second_moments: buffer("second moments")?,
+                updates: device.buffer::<i32>(format!("{name} update count"), [1])?,
+            }),
+        };
         Ok(Params { name: name.to_string(), specs: self.specs, values, narrow, training })
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::cuda::{Gpu, Graph};
 use crate::device::Slot;
+use crate::memory::Arena;
 use crate::tape::Tape;
 use crate::{Device, Error, Key, Result};
 
@@ -60,7 +61,7 @@ impl Stepper {
     }
 
     /// Runs one step without gradients: parameters are constants, nothing is recorded.
-    pub fn infer<R: Send, E: Send>(
+    pub fn infer<R: Send, E: Send + From<Error>>(
         &mut self,
         step: impl FnOnce(&mut Tape) -> Result<R, E> + Send,
     ) -> Result<R, E> {
@@ -71,21 +72,21 @@ impl Stepper {
     }
 
     /// Runs one step. Its tensors are gone when it returns; the counter moves on even when it fails.
-    pub fn run<R: Send, E: Send>(
+    pub fn run<R: Send, E: Send + From<Error>>(
         &mut self,
         step: impl FnOnce(&mut Tape) -> Result<R, E> + Send,
     ) -> Result<R, E> {
         self.in_turn(|stepper| stepper.run_now(step))
     }
 
-    fn run_now<R: Send, E: Send>(
+    fn run_now<R: Send, E: Send + From<Error>>(
         &mut self,
         step: impl FnOnce(&mut Tape) -> Result<R, E> + Send,
     ) -> Result<R, E> {
         let tape = &mut self.tape;
         let device = tape.device.clone();
-        tape.prepare();
-        let result = device.install(|| step(&mut *tape));
+        let prepared = tape.prepare();
+        let result = prepared.map_err(E::from).and_then(|()| device.install(|| step(&mut *tape)));
         tape.reset();
         tape.key.step += 1;
         result
@@ -104,7 +105,8 @@ impl Stepper {
         let result = work(self);
         std::mem::swap(&mut self.tape.arena, &mut turn.arena);
         if result.is_err() {
-            // A failed step does not give back everything it took.
+            // A failed step does not give back everything it took. What is left is freed, so that a smaller step has room.
+            turn.arena = Arena::default();
             turn.losses += 1;
         }
         result
@@ -124,7 +126,7 @@ impl Stepper {
                 first.insert(Recording::Warm);
                 return stepper.run_now(step);
             }
-            stepper.tape.prepare();
+            stepper.tape.prepare()?;
             let done = match stepper.recorded.get(&id) {
                 Some(Recording::Ready { graph, .. }) if !gpu.traces() => graph.launch().map_err(E::from),
                 _ => stepper.record(gpu, id, step),

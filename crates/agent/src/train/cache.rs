@@ -2,6 +2,7 @@
 //! the tokenizer stays the same. Where there is a GPU and they fit, all three live there as tables, and a batch is a row of numbers that goes to the GPU.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use engine::{Buffer, Device, Key, StepId, Stepper, Tape, Tensor};
 
@@ -46,34 +47,35 @@ struct Tables {
 
 impl Cache {
     /// For a replay of up to `steps` steps, and a tokenizer that trains with `batch` frames.
-    pub fn new(device: &Device, agent: &Agent, steps: usize, batch: usize) -> Cache {
+    pub fn new(device: &Device, agent: &Agent, steps: usize, batch: usize) -> engine::Result<Cache> {
         let (size, k) = (agent.config.tokenizer.frame_size, agent.config.tokenizer.tokens());
         let pixels = size * size * 3;
         // The steppers and the networks' steps, which come later, need memory as well: more than twice as much at the paper's size.
         let row = pixels * (1 + device.float_size()) + 4 * k;
-        let fits = |free: usize| steps.saturating_mul(row) < free / 4;
+        let fits = |free: usize| steps.saturating_mul(row) < free / 4 && tables_are_wanted();
         let kept = match device.free_memory().is_some_and(fits) {
             false => Kept::Host { tokens: HashMap::new(), reconstructions: HashMap::new() },
             true => Kept::Gpu(Tables {
                 capacity: steps,
-                frames: device.buffer::<u8>("frames of the replay", [steps, size, size, 3]),
-                tokens: device.buffer::<i32>("tokens of the replay", [steps, k]),
-                reconstructions: device.float_buffer("reconstructions of the replay", [steps, size, size, 3]),
-                places: device.buffer::<i32>("rows of the replay", [batch.clamp(CHUNK, TABLE_CHUNK)]),
+                frames: device.buffer::<u8>("frames of the replay", [steps, size, size, 3])?,
+                tokens: device.buffer::<i32>("tokens of the replay", [steps, k])?,
+                reconstructions: device
+                    .float_buffer("reconstructions of the replay", [steps, size, size, 3])?,
+                places: device.buffer::<i32>("rows of the replay", [batch.clamp(CHUNK, TABLE_CHUNK)])?,
                 rows: HashMap::new(),
                 uploaded: vec![None; steps],
                 tokenised: vec![None; steps],
                 rendered: vec![None; steps],
             }),
         };
-        Cache {
+        Ok(Cache {
             stepper: Stepper::new(device, Key::new(0, 0)),
-            frames: device.buffer::<u8>("frames to encode", [CHUNK, size, size, 3]),
-            tokens_in: device.buffer::<i32>("tokens to decode", [CHUNK, k]),
-            tokens_out: device.buffer::<i32>("encoded tokens", [CHUNK, k]),
-            rendered: device.buffer::<f32>("decoded frames", [CHUNK, size, size, 3]),
+            frames: device.buffer::<u8>("frames to encode", [CHUNK, size, size, 3])?,
+            tokens_in: device.buffer::<i32>("tokens to decode", [CHUNK, k])?,
+            tokens_out: device.buffer::<i32>("encoded tokens", [CHUNK, k])?,
+            rendered: device.buffer::<f32>("decoded frames", [CHUNK, size, size, 3])?,
             kept,
-        }
+        })
     }
 
     /// Before an epoch: what belongs to steps that the replay has forgotten goes, and tables whose rows two records would share are given up for the
@@ -290,8 +292,12 @@ impl Tables {
         out: &Buffer,
     ) -> Result<()> {
         let numbers: Vec<i32> = rows.iter().map(|r| r.map_or(-1, |r| (r % self.capacity) as i32)).collect();
-        let new = || out.device().buffer::<i32>("rows of a batch", [rows.len()]);
-        let index = self.rows.entry(rows.len()).or_insert_with(new).clone();
+        let index = match self.rows.entry(rows.len()) {
+            Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(new) => {
+                new.insert(out.device().buffer::<i32>("rows of a batch", [rows.len()])?).clone()
+            }
+        };
         index.write(&numbers)?;
         let (table, id): (&Buffer, StepId) = (table(self), (name, out.identity()));
         Ok(stepper.infer_recorded(id, |tape| -> engine::Result<()> {
@@ -300,6 +306,11 @@ impl Tables {
             tape.store(out, 0, rows)
         })?)
     }
+}
+
+/// Tests of the way without tables set this variable.
+fn tables_are_wanted() -> bool {
+    std::env::var_os("IRIS_REPLAY_TABLES").is_none_or(|value| value != "off")
 }
 
 /// Frames u8 [B, H, W, 3] -> tokens i32 [B, K]
@@ -350,8 +361,8 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("iris-cache-{}", std::process::id()));
         let mut replay = Replay::open(&folder, 16 * 16 * 3, 6, Table::default())?;
         replay.begin_writing()?;
-        let mut cache = Cache::new(&device, &agent, 100, 1);
-        let out = device.float_buffer("reconstructions", [3, 16, 16, 3]);
+        let mut cache = Cache::new(&device, &agent, 100, 1)?;
+        let out = device.float_buffer("reconstructions", [3, 16, 16, 3])?;
         for game in 0..5 {
             replay.begin_episode(game, false);
             for step in 0..3 {

@@ -114,8 +114,8 @@ struct Losses {
 }
 
 impl Losses {
-    fn new(device: &Device) -> Losses {
-        Losses { sums: device.buffer::<f32>("losses", [8]), names: Vec::new() }
+    fn new(device: &Device) -> engine::Result<Losses> {
+        Ok(Losses { sums: device.buffer::<f32>("losses", [8])?, names: Vec::new() })
     }
 
     fn begin(&self) -> Result<()> {
@@ -207,12 +207,12 @@ impl Trainer {
             frames: device.buffer::<u8>(
                 "frame batch",
                 [config.tokenizer.schedule.batch, t.frame_size, t.frame_size, 3],
-            ),
-            tokens: device.buffer::<i32>("token batch", [batch, steps, t.tokens()]),
-            actions: integers("action batch"),
-            rewards: integers("reward batch"),
-            ends: integers("end batch"),
-            mask: integers("mask batch"),
+            )?,
+            tokens: device.buffer::<i32>("token batch", [batch, steps, t.tokens()])?,
+            actions: integers("action batch")?,
+            rewards: integers("reward batch")?,
+            ends: integers("end batch")?,
+            mask: integers("mask batch")?,
         };
         let dropout = config.tokenizer.perceptual_dropout;
         let perceptual = match config.tokenizer.perceptual.as_str() {
@@ -222,13 +222,13 @@ impl Trainer {
         };
         let key = Key::new(config.seed, 0);
         Ok(Trainer {
-            player: Player::new(device, &agent, 1),
-            dreamer: Dreamer::new(device, &agent, p.schedule.batch, p.horizon, p.burn_in, key),
+            player: Player::new(device, &agent, 1)?,
+            dreamer: Dreamer::new(device, &agent, p.schedule.batch, p.horizon, p.burn_in, key)?,
             stepper: Stepper::new(device, key),
-            cache: Cache::new(device, &agent, replay_rows(&config), config.tokenizer.schedule.batch),
-            tokenizer_losses: Losses::new(device),
-            world_model_losses: Losses::new(device),
-            behaviour_losses: Losses::new(device),
+            cache: Cache::new(device, &agent, replay_rows(&config), config.tokenizer.schedule.batch)?,
+            tokenizer_losses: Losses::new(device)?,
+            world_model_losses: Losses::new(device)?,
+            behaviour_losses: Losses::new(device)?,
             device: device.clone(),
             config,
             agent,
@@ -493,7 +493,7 @@ impl Trainer {
         let config = &self.config.evaluation;
         let last = self.epoch + 1 == self.config.epochs;
         let episodes = if last { config.final_episodes } else { config.episodes };
-        let mut player = Player::new(&self.device, &self.agent, episodes.min(32));
+        let mut player = Player::new(&self.device, &self.agent, episodes.min(32))?;
         let game = self.game;
         let key = Key { seed: evaluation_seed(self.config.seed), ..self.key(Stream::Evaluate) };
         let returns = player

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, MutexGuard};
 
+use super::kernels::Kernel;
 use super::{Arg, Convolution, Direction, Grid, Product, Tail};
 use crate::memory::Arena;
 use crate::{Error, Precision, Result};
@@ -66,15 +67,15 @@ impl Gpu {
         match *self {}
     }
 
-    pub fn allocate(&self, _bytes: usize) -> DeviceMemory {
+    pub fn allocate(&self, _what: &str, _bytes: usize) -> Result<DeviceMemory> {
         match *self {}
     }
 
-    pub fn zero(&self, _at: u64, _bytes: usize) {
+    pub fn zero(&self, _at: u64, _bytes: usize) -> Result<()> {
         match *self {}
     }
 
-    pub fn fill_bytes(&self, _at: u64, _byte: u8, _count: usize) {
+    pub fn fill_bytes(&self, _at: u64, _byte: u8, _count: usize) -> Result<()> {
         match *self {}
     }
 
@@ -90,7 +91,11 @@ impl Gpu {
         match *self {}
     }
 
-    pub fn launch(&self, _kernel: &'static str, _grid: Grid, _args: &[Arg]) -> Result<()> {
+    pub fn processors(&self) -> usize {
+        match *self {}
+    }
+
+    pub(super) fn launch(&self, _kernel: &'static Kernel, _grid: Grid, _args: &[Arg]) -> Result<()> {
         match *self {}
     }
 
@@ -106,7 +111,7 @@ impl Gpu {
         match *self {}
     }
 
-    pub fn launch_chained(&self, _kernel: &'static str, _grid: Grid, _args: &[Arg]) -> Result<()> {
+    pub(super) fn launch_chained(&self, _kernel: &'static Kernel, _grid: Grid, _args: &[Arg]) -> Result<()> {
         match *self {}
     }
 

@@ -12,7 +12,8 @@ use crate::{DType, Error, Result};
 pub(super) struct Convolutions {
     handle: sys::cudnnHandle_t,
     plans: HashMap<Convolution, Plan>,
-    chosen: HashMap<(Convolution, Direction), Algorithm>,
+    /// `None` where no algorithm fits into the workspace: the batch is computed in halves.
+    chosen: HashMap<(Convolution, Direction), Option<Algorithm>>,
     /// Whether cuDNN does convolution, bias, residual and activation in one.
     fuses: HashMap<(Convolution, bool, bool), bool>,
     identity: sys::cudnnActivationDescriptor_t,
@@ -42,7 +43,7 @@ fn failed(e: result::CudnnError) -> Error {
     Error::Gpu { what: "a convolution", reason: e.to_string() }
 }
 
-/// The first of the suggested algorithms that works, gives the same bits every time and fits into the workspace.
+/// The first of the suggested algorithms that works, gives the same bits every time and fits into the workspace, if there is one.
 macro_rules! suggested {
     ($query:path, $perf:ty, $handle:expr, $a:expr, $b:expr, $c:expr, $d:expr, $room:expr) => {{
         let mut count = 0;
@@ -55,11 +56,7 @@ macro_rules! suggested {
                 && r.determinism == sys::cudnnDeterminism_t::CUDNN_DETERMINISTIC
                 && r.memory <= $room
         };
-        let found = results[..count as usize].iter().find(usable).map(|r| r.algo);
-        found.ok_or_else(|| Error::Gpu {
-            what: "a convolution",
-            reason: "cuDNN knows no algorithm for it".into(),
-        })?
+        results[..count as usize].iter().find(usable).map(|r| r.algo)
     }};
 }
 
@@ -164,6 +161,9 @@ impl Convolutions {
                 algorithm
             }
         };
+        let Some(algorithm) = algorithm else {
+            return self.run_in_halves(shape, direction, (x, weight, y), accumulate, (workspace, room));
+        };
         let (one, beta) = (1.0f32, if accumulate { 1.0f32 } else { 0.0 });
         let (one, beta): (*const c_void, *const c_void) =
             (std::ptr::from_ref(&one).cast(), std::ptr::from_ref(&beta).cast());
@@ -223,6 +223,34 @@ impl Convolutions {
     }
 }
 
+impl Convolutions {
+    /// Both halves of the batch, one after the other: f32 algorithms want copies of all images in the workspace.
+    fn run_in_halves(
+        &mut self,
+        shape: &Convolution,
+        direction: Direction,
+        (x, weight, y): (u64, u64, u64),
+        accumulate: bool,
+        workspace: (u64, usize),
+    ) -> Result<()> {
+        if shape.batch < 2 {
+            let reason = "cuDNN knows no algorithm for it that fits into its working memory".into();
+            return Err(Error::Gpu { what: "a convolution", reason });
+        }
+        let first = shape.batch / 2;
+        let size = shape.dtype.size() as u64;
+        let (height, width) = shape.out();
+        let x_half = (first * shape.height * shape.width * shape.inputs) as u64 * size;
+        let y_half = (first * height * width * shape.outputs) as u64 * size;
+        let half = Convolution { batch: first, ..*shape };
+        self.run(&half, direction, (x, weight, y), accumulate, workspace)?;
+        let half = Convolution { batch: shape.batch - first, ..*shape };
+        // The gradient of the weights is the sum over all images.
+        let accumulate = accumulate || direction == Direction::WeightGradient;
+        self.run(&half, direction, (x + x_half, weight, y + y_half), accumulate, workspace)
+    }
+}
+
 impl Drop for Convolutions {
     fn drop(&mut self) {
         self.plans.clear();
@@ -245,7 +273,7 @@ impl Plan {
         };
         let nhwc = sys::cudnnTensorFormat_t::CUDNN_TENSOR_NHWC;
         let (padding, stride) = if s.stride == 1 { (1, 1) } else { (0, 2) };
-        let out = |size: usize| (size + 2 * padding - 3) / s.stride + 1;
+        let (out_height, out_width) = s.out();
         let dims = |c: usize, h: usize, w: usize| [s.batch as i32, c as i32, h as i32, w as i32];
         let plan = Plan {
             x: result::create_tensor_descriptor().map_err(failed)?,
@@ -258,13 +286,13 @@ impl Plan {
         unsafe {
             let x = dims(s.inputs, s.height, s.width);
             result::set_tensor4d_descriptor(plan.x, nhwc, dtype, x).map_err(failed)?;
-            let y = dims(s.outputs, out(s.height), out(s.width));
+            let y = dims(s.outputs, out_height, out_width);
             result::set_tensor4d_descriptor(plan.y, nhwc, dtype, y).map_err(failed)?;
             let bias = [1, s.outputs as i32, 1, 1];
             result::set_tensor4d_descriptor(plan.bias, nhwc, dtype, bias).map_err(failed)?;
             let weight = [s.outputs as i32, s.inputs as i32, 3, 3];
             result::set_filter4d_descriptor(plan.weight, dtype, nhwc, weight).map_err(failed)?;
-            let (p, mode) = (padding as i32, sys::cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION);
+            let (p, mode) = (padding, sys::cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION);
             let compute = sys::cudnnDataType_t::CUDNN_DATA_FLOAT;
             result::set_convolution2d_descriptor(plan.how, p, p, stride, stride, 1, 1, mode, compute)
                 .map_err(failed)?;
@@ -273,9 +301,14 @@ impl Plan {
         Ok(plan)
     }
 
-    fn choose(&self, handle: sys::cudnnHandle_t, direction: Direction, room: usize) -> Result<Algorithm> {
+    fn choose(
+        &self,
+        handle: sys::cudnnHandle_t,
+        direction: Direction,
+        room: usize,
+    ) -> Result<Option<Algorithm>> {
         Ok(match direction {
-            Direction::Forward => Algorithm::Forward(suggested!(
+            Direction::Forward => suggested!(
                 result::get_convolution_forward_algorithm,
                 sys::cudnnConvolutionFwdAlgoPerf_t,
                 handle,
@@ -284,8 +317,9 @@ impl Plan {
                 self.how,
                 self.y,
                 room
-            )),
-            Direction::InputGradient => Algorithm::InputGradient(suggested!(
+            )
+            .map(Algorithm::Forward),
+            Direction::InputGradient => suggested!(
                 result::get_convolution_backward_data_algorithm,
                 sys::cudnnConvolutionBwdDataAlgoPerf_t,
                 handle,
@@ -294,8 +328,9 @@ impl Plan {
                 self.how,
                 self.x,
                 room
-            )),
-            Direction::WeightGradient => Algorithm::WeightGradient(suggested!(
+            )
+            .map(Algorithm::InputGradient),
+            Direction::WeightGradient => suggested!(
                 result::get_convolution_backward_filter_algorithm,
                 sys::cudnnConvolutionBwdFilterAlgoPerf_t,
                 handle,
@@ -304,7 +339,8 @@ impl Plan {
                 self.how,
                 self.weight,
                 room
-            )),
+            )
+            .map(Algorithm::WeightGradient),
         })
     }
 }

@@ -23,10 +23,6 @@ pub(super) struct Core {
     pub peak: AtomicUsize,
     /// Whether work is being written down instead of done.
     pub recording: AtomicBool,
-    /// What the step being recorded must not have done.
-    pub refused: Mutex<Option<Error>>,
-    /// The first thing that went wrong where nothing could be returned; every later call reports it.
-    pub failure: Mutex<Option<Error>>,
     /// Where kernels report what they find wrong.
     pub fault: u64,
     /// Names of ops that report faults, by number.
@@ -76,14 +72,16 @@ pub(super) fn cuda_version() -> Result<i32> {
 /// A GPU's compute capability: (major, minor).
 pub(super) fn capability(device: sys::CUdevice) -> Result<(i32, i32)> {
     use sys::CUdevice_attribute as Attribute;
-    let attribute = |which| {
-        // SAFETY: a valid device.
-        unsafe { result::device::get_attribute(device, which) }.map_err(driver("asking the GPU"))
-    };
     Ok((
-        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
     ))
+}
+
+/// What the driver says about a GPU.
+pub(super) fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> Result<i32> {
+    // SAFETY: a valid device.
+    unsafe { result::device::get_attribute(device, which) }.map_err(driver("asking the GPU"))
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>> {
@@ -101,17 +99,6 @@ impl Core {
     pub fn stream(&self) -> sys::CUstream {
         self.chained.store(false, Ordering::Relaxed);
         self.stream
-    }
-
-    pub fn fail(&self, error: Error) {
-        if let Ok(mut failure) = self.failure.lock() {
-            failure.get_or_insert(error);
-        }
-    }
-
-    pub fn check(&self) -> Result<()> {
-        let failure = self.failure.lock().ok().and_then(|failure| failure.clone());
-        failure.map_or(Ok(()), Err)
     }
 
     /// What a step must not do is refused: it would become part of the recording.
@@ -132,7 +119,6 @@ impl Core {
     }
 
     pub fn wait(&self) -> Result<()> {
-        self.check()?;
         self.enter()?;
         // SAFETY: the stream is alive as long as the core.
         unsafe { result::stream::synchronize(self.stream) }.map_err(driver("waiting for the GPU"))?;
@@ -187,22 +173,18 @@ pub(crate) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    pub(super) fn new(core: &Arc<Core>, bytes: usize) -> DeviceMemory {
-        let make = || -> Result<u64> {
-            core.check()?;
-            core.enter()?;
-            // SAFETY: freed when this is dropped.
-            unsafe { result::malloc_sync(bytes.max(1)) }.map_err(driver("taking memory"))
-        };
-        let at = make().unwrap_or_else(|error| {
-            core.fail(error);
-            0
-        });
-        if at != 0 {
-            let used = core.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
-            core.peak.fetch_max(used, Ordering::Relaxed);
-        }
-        DeviceMemory { core: core.clone(), at, bytes }
+    pub(super) fn new(core: &Arc<Core>, what: &str, bytes: usize) -> Result<DeviceMemory> {
+        core.enter()?;
+        // SAFETY: freed when this is dropped.
+        let at = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(|e| match e.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                Error::OutOfMemory { what: what.into(), bytes, place: "the GPU" }
+            }
+            _ => driver("taking memory")(e),
+        })?;
+        let used = core.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        core.peak.fetch_max(used, Ordering::Relaxed);
+        Ok(DeviceMemory { core: core.clone(), at, bytes })
     }
 
     pub fn at(&self) -> u64 {
@@ -215,7 +197,6 @@ impl DeviceMemory {
 
     /// Replaces the bytes from `start` on, after everything asked for before.
     pub fn write(&self, start: usize, bytes: &[u8]) -> Result<()> {
-        self.core.check()?;
         self.core.check_not_recording("writing a buffer")?;
         self.core.enter()?;
         // Inside the allocation: callers check ranges.
@@ -224,7 +205,6 @@ impl DeviceMemory {
 
     /// Waits for the GPU and copies bytes from `start` on.
     pub fn read(&self, start: usize, bytes: &mut [u8]) -> Result<()> {
-        self.core.check()?;
         self.core.check_not_recording("reading a buffer")?;
         self.core.enter()?;
         // SAFETY: inside the allocation; waited for before the slice is used.
@@ -236,13 +216,11 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        if self.at != 0 {
-            self.core.used.fetch_sub(self.bytes, Ordering::Relaxed);
-            // SAFETY: allocated in `new`; work that uses it was asked for before, and freeing waits for it.
-            unsafe {
-                let _ = result::ctx::set_current(self.core.context);
-                let _ = result::free_sync(self.at);
-            }
+        self.core.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        // SAFETY: allocated in `new`; work that uses it was asked for before, and freeing waits for it.
+        unsafe {
+            let _ = result::ctx::set_current(self.core.context);
+            let _ = result::free_sync(self.at);
         }
     }
 }

@@ -7,12 +7,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use cudarc::driver::{result, sys};
 
 use super::conv::Convolutions;
-use super::core::{Core, DeviceMemory, FAULT_WORDS, capability, cuda_version, driver, first_gpu, lock};
+use super::core::{
+    Core, DeviceMemory, FAULT_WORDS, attribute, capability, cuda_version, driver, first_gpu, lock,
+};
 use super::gemm::Products;
+use super::kernels::Kernel;
 use super::module::{self, Image, Module};
 use super::staging::Staging;
 use super::trace::Trace;
-use super::{Arg, Convolution, Direction, Grid, Product, Tail, library};
+use super::{Arg, Convolution, Direction, Grid, Product, Tail, View, library};
 use crate::memory::Arena;
 use crate::{DType, Error, Precision, Result};
 
@@ -36,6 +39,8 @@ pub(crate) struct Gpu {
     overlaps: bool,
     /// Bytes of shared memory that a block can have.
     shared: usize,
+    /// Multiprocessors.
+    processors: usize,
     pub(super) core: Arc<Core>,
 }
 
@@ -96,18 +101,15 @@ impl Gpu {
             used: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
             recording: AtomicBool::new(false),
-            refused: Mutex::new(None),
-            failure: Mutex::new(None),
             fault,
             ops: Mutex::new(Vec::new()),
             staging: Mutex::new(Staging::new()?),
         });
-        let most = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-        // SAFETY: a valid device.
-        let shared =
-            unsafe { result::device::get_attribute(device, most) }.map_err(driver("asking the GPU"))?;
+        use sys::CUdevice_attribute as Attribute;
+        let shared = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let processors = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let (products, convolutions) = (Products::new()?, Convolutions::new(stream)?);
-        let workspace = DeviceMemory::new(&core, WORKSPACE);
+        let workspace = DeviceMemory::new(&core, "the working memory of cuBLAS and cuDNN", WORKSPACE)?;
         let gpu = Gpu {
             module: Module::new(images()?)?,
             products: Mutex::new(products),
@@ -120,9 +122,9 @@ impl Gpu {
             tracing: AtomicBool::new(false),
             overlaps: capability >= (9, 0),
             shared: shared as usize,
+            processors: processors.max(1) as usize,
             core: core.clone(),
         };
-        core.check()?;
         Ok(Arc::new(gpu))
     }
 
@@ -162,6 +164,11 @@ impl Gpu {
         self.overlaps
     }
 
+    /// Multiprocessors: what decides how many blocks are resident.
+    pub fn processors(&self) -> usize {
+        self.processors
+    }
+
     /// Bytes of shared memory that a block of [`launch_chained`](Gpu::launch_chained) can have, its kernel's own included.
     pub fn shared_memory(&self) -> usize {
         self.shared
@@ -181,33 +188,24 @@ impl Gpu {
         self.enter().ok().and_then(|()| result::mem_get_info().ok()).map_or(0, |(free, _)| free)
     }
 
-    /// Memory with unspecified contents. If there is none left, the next call that can fail says so.
-    pub fn allocate(&self, bytes: usize) -> DeviceMemory {
-        DeviceMemory::new(&self.core, bytes)
+    /// Uninitialised memory. `what` names its purpose in the error if there is none left.
+    pub fn allocate(&self, what: &str, bytes: usize) -> Result<DeviceMemory> {
+        DeviceMemory::new(&self.core, what, bytes)
     }
 
-    /// Zeroes a new buffer. While a step is being recorded there must be none; the recording says so when it ends.
-    pub fn zero(&self, at: u64, bytes: usize) {
-        match self.core.check_not_recording("making a buffer") {
-            Ok(()) => self.fill_bytes(at, 0, bytes),
-            Err(error) => {
-                if let Ok(mut refused) = self.core.refused.lock() {
-                    refused.get_or_insert(error);
-                }
-            }
-        }
+    /// Zeroes a new buffer, which must not happen while a step is being recorded.
+    pub fn zero(&self, at: u64, bytes: usize) -> Result<()> {
+        self.core.check_not_recording("making a buffer")?;
+        self.fill_bytes(at, 0, bytes)
     }
 
-    pub fn fill_bytes(&self, at: u64, byte: u8, count: usize) {
+    pub fn fill_bytes(&self, at: u64, byte: u8, count: usize) -> Result<()> {
         // SAFETY: callers fill memory of their own.
-        let done = unsafe { result::memset_d8_async(at, byte, count, self.core.stream()) };
-        if let Err(e) = done {
-            self.core.fail(driver("filling memory")(e));
-        }
+        unsafe { result::memset_d8_async(at, byte, count, self.core.stream()) }
+            .map_err(driver("filling memory"))
     }
 
     pub fn fill_words(&self, at: u64, word: u32, count: usize) -> Result<()> {
-        self.core.check()?;
         // SAFETY: callers fill memory of their own.
         unsafe { sys::cuMemsetD32Async(at, word, count, self.core.stream()) }
             .result()
@@ -215,7 +213,6 @@ impl Gpu {
     }
 
     pub fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
-        self.core.check()?;
         // SAFETY: callers copy between blocks of their own.
         unsafe { result::memcpy_dtod_async(to, from, bytes, self.core.stream()) }
             .map_err(driver("copying memory"))
@@ -231,43 +228,43 @@ impl Gpu {
         self.core.wait()
     }
 
-    pub fn launch(&self, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
-        self.core.check()?;
-        self.timed(|| kernel.into(), || self.launch_now(kernel, grid, args))
+    /// Starts a kernel; called by the functions in [`kernels`](super::kernels) alone, which have the types of its arguments.
+    pub(super) fn launch(&self, kernel: &'static Kernel, grid: Grid, args: &[Arg]) -> Result<()> {
+        self.timed(|| kernel.name.into(), || self.launch_now(kernel, grid, args))
     }
 
-    fn launch_now(&self, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
-        check_sizes(kernel, args)?;
-        check_grid(kernel, &grid)?;
-        let function = self.module.function(kernel)?;
+    fn launch_now(&self, kernel: &'static Kernel, grid: Grid, args: &[Arg]) -> Result<()> {
+        check_sizes(kernel.name, args)?;
+        let (blocks, threads, shared) = checked(kernel.name, grid, MOST_SHARED)?;
+        let function = self.module.function(kernel.name)?;
         let mut words: Vec<[u64; 2]> = args.iter().map(|arg| pack(*arg)).collect();
         let mut pointers = pointers(&mut words);
-        let blocks = (grid.blocks.0 as u32, grid.blocks.1 as u32, 1);
-        let threads = (grid.threads as u32, 1, 1);
-        // SAFETY: the arguments are those of the kernel (each op's tests launch it), and outlive the call, which copies them.
+        // SAFETY: the arguments are those of the declaration, which was compared with the kernel when it was loaded. They outlive the call,
+        // which copies them.
         unsafe {
+            let stream = self.core.stream();
             result::launch_kernel(
                 function,
-                blocks,
-                threads,
-                grid.shared as u32,
-                self.core.stream(),
+                (blocks.0, blocks.1, 1),
+                (threads, 1, 1),
+                shared,
+                stream,
                 &mut pointers,
             )
         }
-        .map_err(driver(kernel))
+        .map_err(driver(kernel.name))
     }
 
     /// [`launch`](Gpu::launch) of a kernel that lets the next one start early and itself waits for the one before: directly after another
     /// such kernel, it starts before that has ended, where the GPU can.
-    pub fn launch_chained(&self, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
-        self.core.check()?;
-        self.timed(|| kernel.into(), || self.launch_chained_now(kernel, grid, args))
+    pub(super) fn launch_chained(&self, kernel: &'static Kernel, grid: Grid, args: &[Arg]) -> Result<()> {
+        self.timed(|| kernel.name.into(), || self.launch_chained_now(kernel, grid, args))
     }
 
-    fn launch_chained_now(&self, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
-        check_sizes(kernel, args)?;
-        let function = self.module.chained(kernel, self.shared)?;
+    fn launch_chained_now(&self, kernel: &'static Kernel, grid: Grid, args: &[Arg]) -> Result<()> {
+        check_sizes(kernel.name, args)?;
+        let (blocks, threads, shared) = checked(kernel.name, grid, self.shared)?;
+        let function = self.module.chained(kernel.name, self.shared)?;
         let mut words: Vec<[u64; 2]> = args.iter().map(|arg| pack(*arg)).collect();
         let mut pointers = pointers(&mut words);
         let chained = self.core.chained.swap(true, Ordering::Relaxed);
@@ -276,13 +273,13 @@ impl Gpu {
         let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
         let mut early = sys::CUlaunchAttribute { id, pad: [0; 4], value };
         let config = sys::CUlaunchConfig {
-            gridDimX: grid.blocks.0 as u32,
-            gridDimY: grid.blocks.1 as u32,
+            gridDimX: blocks.0,
+            gridDimY: blocks.1,
             gridDimZ: 1,
-            blockDimX: grid.threads as u32,
+            blockDimX: threads,
             blockDimY: 1,
             blockDimZ: 1,
-            sharedMemBytes: grid.shared as u32,
+            sharedMemBytes: shared,
             hStream: self.core.stream,
             attrs: &mut early,
             // What is timed by itself does not overlap.
@@ -295,11 +292,10 @@ impl Gpu {
         if done.is_err() {
             self.core.stream();
         }
-        done.map_err(driver(kernel))
+        done.map_err(driver(kernel.name))
     }
 
     pub fn product(&self, product: &Product) -> Result<()> {
-        self.core.check()?;
         let mut products = lock(&self.products)?;
         let name = || {
             let (Product { m, n, k, batch, .. }, dtype) = (product, product.a.dtype);
@@ -317,7 +313,6 @@ impl Gpu {
         y: u64,
         accumulate: bool,
     ) -> Result<()> {
-        self.core.check()?;
         // cuDNN has the stream already.
         self.core.stream();
         let mut convolutions = lock(&self.convolutions)?;
@@ -338,7 +333,6 @@ impl Gpu {
         y: u64,
         tail: Tail,
     ) -> Result<bool> {
-        self.core.check()?;
         let mut convolutions = lock(&self.convolutions)?;
         // cuDNN was given the stream itself.
         self.core.stream();
@@ -372,7 +366,6 @@ impl Gpu {
 
     /// From here to the end of the recording work is written down instead of done.
     pub fn begin_recording(&self) -> Result<Recording<'_>> {
-        self.core.check()?;
         // The arena may have to take memory for the step while it is written down.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is alive and nobody else records on it.
@@ -393,13 +386,7 @@ impl Gpu {
             let _ = result::graph::destroy(graph);
             exec
         };
-        let graph =
-            Graph { exec: exec.map_err(driver("preparing a recorded step"))?, core: self.core.clone() };
-        self.core.check()?;
-        match lock(&self.core.refused)?.take() {
-            Some(error) => Err(error),
-            None => Ok(graph),
-        }
+        Ok(Graph { exec: exec.map_err(driver("preparing a recorded step"))?, core: self.core.clone() })
     }
 }
 
@@ -449,29 +436,36 @@ fn check_sizes(kernel: &'static str, args: &[Arg]) -> Result<()> {
     }
 }
 
-/// What CUDA allows every kernel; it would say no more than "invalid value".
-fn check_grid(kernel: &'static str, grid: &Grid) -> Result<()> {
-    const MOST_SHARED: usize = 48 << 10;
+/// Bytes of shared memory that CUDA gives a kernel unasked.
+const MOST_SHARED: usize = 48 << 10;
+
+/// A grid as the driver takes it, if it is within CUDA's limits: blocks, threads, bytes of shared memory. The driver would say no more
+/// than "invalid value".
+fn checked(kernel: &'static str, grid: Grid, most_shared: usize) -> Result<((u32, u32), u32, u32)> {
+    const MOST_BLOCKS: usize = i32::MAX as usize;
     const MOST_ROWS: usize = 65_535;
-    let reason = match grid {
-        Grid { shared, .. } if *shared > MOST_SHARED => {
-            format!(
-                "it needs {shared} bytes of a block's shared memory, which has {MOST_SHARED}: use narrower or shorter networks"
-            )
+    const MOST_THREADS: usize = 1024;
+    let Grid { blocks: (columns, rows), threads, shared } = grid;
+    let limits = [
+        (shared, most_shared, "bytes of a block's shared memory", "narrower or shorter networks"),
+        (rows, MOST_ROWS, "rows of blocks", "smaller batches"),
+        (columns, MOST_BLOCKS, "blocks", "smaller batches"),
+        (threads, MOST_THREADS, "threads in a block", "narrower networks"),
+    ];
+    match limits.into_iter().find(|(wanted, most, ..)| wanted > most) {
+        Some((wanted, most, what, less)) => {
+            let reason = format!("it needs {wanted} {what}, of which there are {most}: use {less}");
+            Err(Error::Gpu { what: kernel, reason })
         }
-        Grid { blocks: (_, rows), .. } if *rows > MOST_ROWS => {
-            format!("it needs {rows} rows of blocks, of which there are {MOST_ROWS}: use smaller batches")
-        }
-        _ => return Ok(()),
-    };
-    Err(Error::Gpu { what: kernel, reason })
+        None => Ok(((columns as u32, rows as u32), threads as u32, shared as u32)),
+    }
 }
 
 /// An argument as the driver reads it: its bytes first.
 fn pack(arg: Arg) -> [u64; 2] {
     match arg {
         Arg::At(at) => [at, 0],
-        Arg::View(at, dtype) => [at, u64::from(dtype == DType::BF16)],
+        Arg::View(View { at, dtype }) => [at, u64::from(dtype == DType::BF16)],
         Arg::U32(x) => [x as u64, 0],
         Arg::I32(x) => [u64::from(x as u32), 0],
         Arg::F32(x) => [u64::from(x.to_bits()), 0],
@@ -491,7 +485,6 @@ unsafe impl Send for Graph {}
 
 impl Graph {
     pub fn launch(&self) -> Result<()> {
-        self.core.check()?;
         // SAFETY: both are alive; the memory it uses is kept by whoever keeps the graph.
         unsafe { result::graph::launch(self.exec, self.core.stream()) }
             .map_err(driver("running a recorded step"))

@@ -12,12 +12,15 @@ mod core;
 mod gemm;
 #[cfg(feature = "cuda")]
 mod gpu;
+pub(crate) mod kernels;
 #[cfg(feature = "cuda")]
 mod library;
 #[cfg(feature = "cuda")]
 mod module;
 #[cfg(feature = "cuda")]
 mod report;
+#[cfg(all(test, feature = "cuda"))]
+mod signatures;
 #[cfg(feature = "cuda")]
 mod staging;
 #[cfg(feature = "cuda")]
@@ -36,24 +39,34 @@ pub use report::{GpuReport, gpu_report};
 
 use crate::DType;
 
+/// Numbers on the GPU that are f32 or bf16, as kernels that take either get them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View {
+    pub at: u64,
+    dtype: DType,
+}
+
+impl View {
+    /// An optional view that is not there.
+    pub const NOTHING: View = View { at: 0, dtype: DType::F32 };
+
+    pub fn new(at: u64, dtype: DType) -> View {
+        View { at, dtype }
+    }
+}
+
 /// One argument of a kernel.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Arg {
+enum Arg {
     /// An address.
     At(u64),
-    /// Numbers of either type.
-    View(u64, DType),
+    View(View),
     U32(usize),
     I32(i32),
     F32(f32),
     F64(f64),
     /// 0 or 1.
     Flag(bool),
-}
-
-impl Arg {
-    /// An optional view that is not there.
-    pub const NOTHING: Arg = Arg::View(0, DType::F32);
 }
 
 /// How a kernel is spread.
@@ -66,19 +79,19 @@ pub(crate) struct Grid {
 }
 
 const THREADS: usize = 256;
-/// Enough blocks to fill any card; kernels walk on from there.
-const BLOCKS: usize = 132 * 16;
+/// Blocks per multiprocessor, of which eight are resident: two waves. Kernels walk on from there.
+const BLOCKS: usize = 16;
 
 impl Grid {
     /// For kernels that handle `n` elements, four at a time where they can.
-    pub fn elements(n: usize) -> Grid {
+    pub fn elements(gpu: &Gpu, n: usize) -> Grid {
         let each = if n.is_multiple_of(4) { 4 } else { 1 };
-        Grid::blocks(n.div_ceil(each * THREADS).clamp(1, BLOCKS))
+        Grid::blocks(n.div_ceil(each * THREADS).clamp(1, BLOCKS * gpu.processors()))
     }
 
     /// For kernels with a warp per row.
-    pub fn warps(rows: usize) -> Grid {
-        Grid::blocks(rows.div_ceil(THREADS / 32).clamp(1, BLOCKS))
+    pub fn warps(gpu: &Gpu, rows: usize) -> Grid {
+        Grid::blocks(rows.div_ceil(THREADS / 32).clamp(1, BLOCKS * gpu.processors()))
     }
 
     /// For kernels with a warp per row and so much work in a row that none needs a second.
@@ -89,11 +102,6 @@ impl Grid {
     pub fn blocks(blocks: usize) -> Grid {
         Grid { blocks: (blocks, 1), threads: THREADS, shared: 0 }
     }
-}
-
-/// Parts that a sum over `n` elements is made of.
-pub(crate) fn parts(n: usize) -> usize {
-    n.div_ceil(8 * THREADS).clamp(1, 264)
 }
 
 /// A matrix in row-major memory, or a batch of them.
@@ -159,6 +167,15 @@ pub(crate) struct Convolution {
     /// 1 with one pixel of padding, or 2 with none.
     pub stride: usize,
     pub dtype: DType,
+}
+
+impl Convolution {
+    /// Height and width of the result.
+    pub fn out(&self) -> (usize, usize) {
+        let padding = if self.stride == 1 { 2 } else { 0 };
+        let out = |size: usize| (size + padding - 3) / self.stride + 1;
+        (out(self.height), out(self.width))
+    }
 }
 
 /// What follows a convolution in the same pass.

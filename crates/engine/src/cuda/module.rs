@@ -9,12 +9,13 @@ use cudarc::driver::{result, sys};
 use cudarc::nvrtc;
 
 use super::core::{driver, lock};
+use super::kernels::{self, Kernel};
 use crate::{Error, Result};
 
 /// What stands in front of each program.
 const COMMON: &str = include_str!("kernels/common.cu");
 
-const PROGRAMS: [&str; 7] = [
+pub(super) const PROGRAMS: [&str; 7] = [
     include_str!("kernels/elementwise.cu"),
     include_str!("kernels/image.cu"),
     include_str!("kernels/rows.cu"),
@@ -57,7 +58,7 @@ impl Image {
     }
 
     fn compiled(program: &'static str, target: String) -> Result<Image> {
-        let bytes = compile(&[COMMON, program].concat(), &target)?;
+        let bytes = compile_program(program, &target)?.image;
         if let Some(path) = kept_at(program, &target) {
             keep(&path, &bytes);
         }
@@ -96,7 +97,25 @@ impl Module {
             module.programs.push(loaded);
             module.functions.extend(functions(loaded).map_err(driver("loading kernels"))?);
         }
+        kernels::ALL.iter().try_for_each(|kernel| module.check(kernel))?;
         Ok(module)
+    }
+
+    /// Fails unless a kernel's parameters are those of its declaration: the driver reads as many arguments as the kernel has.
+    fn check(&self, kernel: &'static Kernel) -> Result<()> {
+        let function = self.function(kernel.name)?;
+        let mut found = Vec::new();
+        loop {
+            let (mut offset, mut size) = (0, 0);
+            // SAFETY: a function of this module; it writes two numbers.
+            match unsafe { sys::cuFuncGetParamInfo(function, found.len(), &mut offset, &mut size) } {
+                sys::CUresult::CUDA_SUCCESS => found.push((offset, size)),
+                // There is no parameter of this number.
+                sys::CUresult::CUDA_ERROR_INVALID_VALUE => break,
+                other => return Err(driver("loading kernels")(result::DriverError(other))),
+            }
+        }
+        kernel.check_parameters(&found)
     }
 
     pub fn function(&self, name: &'static str) -> Result<sys::CUfunction> {
@@ -161,9 +180,19 @@ impl Drop for Module {
     }
 }
 
-fn compile(source: &str, target: &str) -> Result<Vec<u8>> {
+/// A program as NVRTC made it.
+pub(super) struct Compiled {
+    /// Machine code.
+    pub image: Vec<u8>,
+    /// The readable form it was made from.
+    #[cfg(test)]
+    pub ptx: String,
+}
+
+/// Compiles one of our programs for an architecture such as sm_80. NVRTC must have been loaded.
+pub(super) fn compile_program(program: &str, target: &str) -> Result<Compiled> {
     let failed = |reason: String| Error::Gpu { what: "compiling kernels", reason };
-    let text = CString::new(source).map_err(|e| failed(e.to_string()))?;
+    let text = CString::new([COMMON, program].concat()).map_err(|e| failed(e.to_string()))?;
     let program = nvrtc::result::create_program(&text, None).map_err(|e| failed(e.to_string()))?;
     let options = [format!("--gpu-architecture={target}"), "--std=c++17".into()];
     // SAFETY: the program was just created and is destroyed once, below; sizes are asked for before buffers are filled.
@@ -180,9 +209,15 @@ fn compile(source: &str, target: &str) -> Result<Vec<u8>> {
         let asked = nvrtc::sys::nvrtcGetCUBINSize(program, &mut size).result();
         let mut image = vec![0u8; size];
         let got = asked.and_then(|()| nvrtc::sys::nvrtcGetCUBIN(program, image.as_mut_ptr().cast()).result());
+        #[cfg(test)]
+        let ptx = nvrtc::result::get_ptx(program).map(|text| text.iter().map(|c| *c as u8 as char).collect());
         let _ = nvrtc::result::destroy_program(program);
         got.map_err(|e| failed(e.to_string()))?;
-        Ok(image)
+        Ok(Compiled {
+            image,
+            #[cfg(test)]
+            ptx: ptx.map_err(|e| failed(e.to_string()))?,
+        })
     }
 }
 
@@ -191,7 +226,11 @@ fn kept_at(program: &str, target: &str) -> Option<PathBuf> {
     // One that is empty or relative counts as not set.
     let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")))?;
-    let hash = hash([COMMON, program].concat().as_bytes());
+    // Another compiler makes other code of the same source.
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: it writes two numbers.
+    unsafe { nvrtc::sys::nvrtcVersion(&mut major, &mut minor) }.result().ok()?;
+    let hash = hash([COMMON, program, &format!("{major}.{minor}")].concat().as_bytes());
     Some(cache.join("iris").join(format!("kernels-{target}-{hash:016x}.cubin")))
 }
 

@@ -2,7 +2,7 @@
 
 use super::Backward;
 use crate::cpu;
-use crate::cuda::{Arg, Grid, parts};
+use crate::cuda::{Gpu, Grid, View, kernels};
 use crate::{DType, Error, Result, Tape, Tensor};
 
 pub(crate) struct Add {
@@ -38,7 +38,7 @@ const CHUNK: usize = 1 << 14;
 impl Tape {
     /// a + b, same shapes.
     pub fn add(&mut self, a: Tensor, b: Tensor) -> Result<Tensor> {
-        let out = self.elementwise("add", a, b, |a, b| a + b)?;
+        let out = self.elementwise("add", a, b, kernels::add, |a, b| a + b)?;
         if self.needs_grad(out) {
             self.record(Add { a, b, out });
         }
@@ -47,7 +47,7 @@ impl Tape {
 
     /// a * b elementwise, same shapes.
     pub fn mul(&mut self, a: Tensor, b: Tensor) -> Result<Tensor> {
-        let out = self.elementwise("mul", a, b, |a, b| a * b)?;
+        let out = self.elementwise("mul", a, b, kernels::mul, |a, b| a * b)?;
         if self.needs_grad(out) {
             self.record(Mul { a, b, out });
         }
@@ -59,6 +59,7 @@ impl Tape {
         op: &'static str,
         a: Tensor,
         b: Tensor,
+        kernel: fn(&Gpu, Grid, View, View, View, usize) -> Result<()>,
         f: impl Fn(f32, f32) -> f32 + Sync + Send,
     ) -> Result<Tensor> {
         self.check_f32(op, &[a, b])?;
@@ -67,10 +68,10 @@ impl Tape {
             return Err(Error::ShapeMismatch { op, lhs: a.shape(), rhs: b.shape(), rule });
         }
         let dtype = self.joint(&[a, b]);
-        let mut out = self.alloc(a.len(), dtype);
+        let mut out = self.alloc(a.len(), dtype)?;
         if let Some(gpu) = self.gpu() {
-            let args = [Arg::View(out.at(), dtype), self.view(a), self.view(b), Arg::U32(a.len())];
-            gpu.launch(op, Grid::elements(a.len()), &args)?;
+            let (n, to) = (a.len(), View::new(out.at(), dtype));
+            kernel(gpu, Grid::elements(gpu, n), to, self.view(a), self.view(b), n)?;
         } else {
             let (av, bv) = (self.f32(a), self.f32(b));
             cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
@@ -87,11 +88,10 @@ impl Tape {
     /// x * scale + shift
     pub fn affine(&mut self, x: Tensor, scale: f32, shift: f32) -> Result<Tensor> {
         self.check_f32("affine", &[x])?;
-        let mut out = self.alloc(x.len(), x.dtype());
+        let mut out = self.alloc(x.len(), x.dtype())?;
         if let Some(gpu) = self.gpu() {
-            let to = Arg::View(out.at(), x.dtype());
-            let args = [to, self.view(x), Arg::U32(x.len()), Arg::F32(scale), Arg::F32(shift)];
-            gpu.launch("affine", Grid::elements(x.len()), &args)?;
+            let (n, to) = (x.len(), View::new(out.at(), x.dtype()));
+            kernels::affine(gpu, Grid::elements(gpu, n), to, self.view(x), n, scale, shift)?;
         } else {
             let xv = self.f32(x);
             cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
@@ -111,11 +111,10 @@ impl Tape {
     /// x cut to [low, high]. For looking at values: no gradient flows through.
     pub fn clamp(&mut self, x: Tensor, low: f32, high: f32) -> Result<Tensor> {
         self.check_f32("clamp", &[x])?;
-        let mut out = self.alloc(x.len(), x.dtype());
+        let mut out = self.alloc(x.len(), x.dtype())?;
         if let Some(gpu) = self.gpu() {
-            let to = Arg::View(out.at(), x.dtype());
-            let args = [to, self.view(x), Arg::U32(x.len()), Arg::F32(low), Arg::F32(high)];
-            gpu.launch("clamp_values", Grid::elements(x.len()), &args)?;
+            let (n, to) = (x.len(), View::new(out.at(), x.dtype()));
+            kernels::clamp_values(gpu, Grid::elements(gpu, n), to, self.view(x), n, low, high)?;
         } else {
             for (o, x) in out.f32_mut().iter_mut().zip(self.f32(x)) {
                 *o = x.max(low).min(high);
@@ -147,15 +146,14 @@ impl Tape {
                 return Err(Error::ShapeMismatch { op: OP, lhs: x.shape(), rhs: weights.shape(), rule });
             }
         }
-        let mut out = self.alloc(1, DType::F32);
-        let mut total = self.alloc(1, DType::F32);
-        let count = parts(x.len());
-        let sums = self.scratch(4 * count);
+        let mut out = self.alloc(1, DType::F32)?;
+        let mut total = self.alloc(1, DType::F32)?;
+        let count = self.parts(x.len());
+        let sums = self.scratch(4 * count)?;
         if let Some(gpu) = self.gpu() {
-            let args = [self.view(x), self.view_of(weights), Arg::At(sums.at()), Arg::U32(x.len())];
-            gpu.launch("sum", Grid::blocks(count), &args)?;
-            let args = [Arg::At(sums.at()), Arg::U32(count), Arg::At(out.at()), Arg::At(total.at())];
-            gpu.launch("mean_of_parts", Grid::blocks(1), &args)?;
+            let (grid, weights, n) = (Grid::blocks(count), self.view_of(weights), x.len());
+            kernels::sum(gpu, grid, self.view(x), weights, sums.at(), n)?;
+            kernels::mean_of_parts(gpu, Grid::blocks(1), sums.at(), count, out.at(), total.at())?;
         } else {
             let xv = self.f32(x);
             let (sum, weight) = match weights.map(|w| self.f32(w)) {
@@ -182,7 +180,7 @@ impl Tape {
 impl Backward for Add {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        if let Some(mut grad) = tape.grad(self.a) {
+        if let Some(mut grad) = tape.grad(self.a)? {
             tape.add_or_set(&mut grad, &dy, self.out.dtype())?;
             tape.put_grad(grad);
         }
@@ -194,12 +192,12 @@ impl Backward for Mul {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
         for (input, other) in [(self.a, self.b), (self.b, self.a)] {
-            if let Some(mut grad) = tape.grad(input) {
+            if let Some(mut grad) = tape.grad(input)? {
                 let accumulate = grad.accumulate;
                 if let Some(gpu) = tape.gpu() {
-                    let (n, dy) = (input.len(), Arg::View(dy.at(), self.out.dtype()));
-                    let args = [grad.view(), dy, tape.view(other), Arg::U32(n), Arg::Flag(accumulate)];
-                    gpu.launch("mul_gradient", Grid::elements(n), &args)?;
+                    let (n, dy) = (input.len(), View::new(dy.at(), self.out.dtype()));
+                    let (grid, other) = (Grid::elements(gpu, n), tape.view(other));
+                    kernels::mul_gradient(gpu, grid, grad.view(), dy, other, n, accumulate)?;
                 } else {
                     let other = tape.f32(other);
                     for ((g, dy), o) in grad.slice().iter_mut().zip(dy.f32()).zip(other) {
@@ -218,12 +216,8 @@ impl Backward for Affine {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(mut dy) = tape.take_grad(self.out) else { return Ok(()) };
         if let Some(gpu) = tape.gpu() {
-            let (n, dy) = (self.out.len(), Arg::View(dy.at(), self.out.dtype()));
-            gpu.launch(
-                "affine",
-                Grid::elements(n),
-                &[dy, dy, Arg::U32(n), Arg::F32(self.scale), Arg::F32(0.0)],
-            )?;
+            let (n, dy) = (self.out.len(), View::new(dy.at(), self.out.dtype()));
+            kernels::affine(gpu, Grid::elements(gpu, n), dy, dy, n, self.scale, 0.0)?;
         } else {
             cpu::chunks_mut(dy.f32_mut(), CHUNK, |_, dy| dy.iter_mut().for_each(|d| *d *= self.scale));
         }
@@ -234,20 +228,13 @@ impl Backward for Affine {
 impl Backward for Mean {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        if let Some(mut grad) = tape.grad(self.x) {
+        if let Some(mut grad) = tape.grad(self.x)? {
             let accumulate = grad.accumulate;
             if let Some(gpu) = tape.gpu() {
                 let (weights, total) = (tape.view_of(self.weights), tape.at(self.total));
-                let n = self.x.len();
-                let args = [
-                    grad.view(),
-                    weights,
-                    Arg::At(dy.at()),
-                    Arg::At(total),
-                    Arg::U32(n),
-                    Arg::Flag(accumulate),
-                ];
-                gpu.launch("mean_gradient", Grid::elements(n), &args)?;
+                let (n, dx) = (self.x.len(), grad.view());
+                let grid = Grid::elements(gpu, n);
+                kernels::mean_gradient(gpu, grid, dx, weights, dy.at(), total, n, accumulate)?;
             } else {
                 let total = tape.f32(self.total)[0];
                 let share = if total == 0.0 { 0.0 } else { dy.f32()[0] / total };

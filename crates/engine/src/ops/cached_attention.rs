@@ -1,6 +1,6 @@
 use super::attention::softmax;
 use crate::cpu::{self, multiversion};
-use crate::cuda::{Arg, Grid};
+use crate::cuda::{Grid, View, kernels};
 use crate::{Buffer, DType, Device, Error, Result, Tape, Tensor};
 
 /// Keys and values of the tokens a transformer has seen, for every layer, so that a new token costs one pass over it alone.
@@ -24,19 +24,19 @@ impl KvCache {
         heads: usize,
         head_width: usize,
         capacity: usize,
-    ) -> KvCache {
-        let buffers = |what: &str, shape: [usize; 4]| {
+    ) -> Result<KvCache> {
+        let buffers = |what: &str, shape: [usize; 4]| -> Result<Vec<Buffer>> {
             (0..layers).map(|i| device.float_buffer(format!("{what} cache of layer {i}"), shape)).collect()
         };
-        KvCache {
-            keys: buffers("key", [batch, heads, head_width, capacity]),
-            values: buffers("value", [batch, heads, capacity, head_width]),
+        Ok(KvCache {
+            keys: buffers("key", [batch, heads, head_width, capacity])?,
+            values: buffers("value", [batch, heads, capacity, head_width])?,
             batch,
             heads,
             head_width,
             capacity,
             len: 0,
-        }
+        })
     }
 
     /// Positions seen.
@@ -106,19 +106,31 @@ impl Tape {
         if self.gpu().is_some() {
             let dtype = self.float();
             let [keys, values] = [keys, values].map(|buffer| self.buffer_at(buffer));
-            let (keys, values) = (Arg::View(keys?, dtype), Arg::View(values?, dtype));
-            let out = self.alloc(q.len(), dtype);
+            let (keys, values) = (View::new(keys?, dtype), View::new(values?, dtype));
+            let out = self.alloc(q.len(), dtype)?;
             if let Some(gpu) = self.gpu() {
-                let sizes = [tokens, heads, d, capacity, past].map(Arg::U32);
-                let new = [keys, values, self.view(k), self.view(v)];
-                let args = [&new[..], &sizes, &[Arg::U32(q.len())]].concat();
-                gpu.launch("cache_append", Grid::elements(q.len()), &args)?;
-                let tensors = [Arg::View(out.at(), dtype), self.view(q), keys, values];
-                let args = [&tensors[..], &sizes, &[Arg::F32(1.0 / (d as f32).sqrt())]].concat();
-                // Whole vectors: the compiler reads weights four at a time.
-                let shared = 4 * end.next_multiple_of(4);
-                let grid = Grid { blocks: (batch * tokens * heads, 1), threads: 128, shared };
-                gpu.launch("cache_attention", grid, &args)?;
+                let (n, k, v) = (q.len(), self.view(k), self.view(v));
+                let grid = Grid::elements(gpu, n);
+                kernels::cache_append(gpu, grid, keys, values, k, v, tokens, heads, d, capacity, past, n)?;
+                kernels::cache_attention(
+                    gpu,
+                    // Whole vectors of shared memory: the compiler reads weights four at a time.
+                    Grid {
+                        blocks: (batch * tokens * heads, 1),
+                        threads: 128,
+                        shared: 4 * end.next_multiple_of(4),
+                    },
+                    View::new(out.at(), dtype),
+                    self.view(q),
+                    keys,
+                    values,
+                    tokens,
+                    heads,
+                    d,
+                    capacity,
+                    past,
+                    1.0 / (d as f32).sqrt(),
+                )?;
             }
             return Ok(self.push(out, q.shape(), dtype, false));
         }
@@ -143,8 +155,8 @@ impl Tape {
         })?;
         let (keys, values) = (self.buffer(keys)?, self.buffer(values)?);
         // One task per sequence and head; its results [n, d] stand together before they are joined to [B, n, D].
-        let mut parts = self.scratch(batch * heads * tokens * d);
-        let mut scores = self.scratch(batch * heads * capacity);
+        let mut parts = self.scratch(batch * heads * tokens * d)?;
+        let mut scores = self.scratch(batch * heads * capacity)?;
         let (qv, kv, vv) = (self.f32(q), self.f32(keys), self.f32(values));
         let task = |i: usize, part: &mut [f32], scores: &mut [f32]| {
             let (image, head) = (i / heads, i % heads);
@@ -158,7 +170,7 @@ impl Tape {
         };
         let work = batch * tokens * end * width;
         cpu::chunks2_mut_of(work, (parts.f32_mut(), tokens * d), (scores.f32_mut(), capacity), task);
-        let mut out = self.alloc(batch * tokens * width, DType::F32);
+        let mut out = self.alloc(batch * tokens * width, DType::F32)?;
         for (i, part) in parts.f32().chunks_exact(tokens * d).enumerate() {
             let (image, head) = (i / heads, i % heads);
             for (token, part) in part.chunks_exact(d).enumerate() {
@@ -219,7 +231,7 @@ mod tests {
         let (batch, time, heads, d) = (3, 23, 2, 6);
         let width = heads * d;
         let device = Device::under_test(2)?;
-        let inputs = ["q", "k", "v"].map(|name| device.buffer::<f32>(name, [batch, time, width]));
+        let inputs = ["q", "k", "v"].map(|name| device.buffer::<f32>(name, [batch, time, width]).unwrap());
         for (i, input) in inputs.iter().enumerate() {
             input.write(&values(batch * time * width, i))?;
         }
@@ -230,7 +242,7 @@ mod tests {
             tape.read(out)
         })?;
         for portions in [vec![23], vec![1; 23], vec![5, 1, 16, 1]] {
-            let mut cache = KvCache::new(&device, 2, batch, heads, d, time);
+            let mut cache = KvCache::new(&device, 2, batch, heads, d, time)?;
             for tokens in portions {
                 let start = cache.len();
                 let part = stepper.run(|tape| -> Result<Vec<f32>> {
@@ -257,8 +269,8 @@ mod tests {
     #[test]
     fn a_full_cache_and_a_missing_layer_are_errors() -> Result<()> {
         let device = Device::under_test(1)?;
-        let input = device.buffer::<f32>("x", [1, 3, 4]);
-        let mut cache = KvCache::new(&device, 1, 1, 2, 2, 4);
+        let input = device.buffer::<f32>("x", [1, 3, 4])?;
+        let mut cache = KvCache::new(&device, 1, 1, 2, 2, 4)?;
         cache.advance(2);
         let mut stepper = Stepper::new(&device, Key::new(0, 0));
         let mut run = |cache: &KvCache, layer| {

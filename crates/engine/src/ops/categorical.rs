@@ -1,6 +1,6 @@
 use super::Backward;
 use crate::cpu::{math, multiversion};
-use crate::cuda::{Arg, Grid};
+use crate::cuda::{Grid, View, kernels};
 use crate::rng::open_unit;
 use crate::{Buffer, DType, Error, Result, Tape, Tensor};
 
@@ -37,12 +37,12 @@ impl Tape {
         if self.gpu().is_some() {
             self.gpu_check_indices(OP, choices, 0, actions)?;
             let probabilities = self.gpu_row_normalisers(logits)?;
-            let out = self.alloc(choices.len(), DType::F32);
+            let out = self.alloc(choices.len(), DType::F32)?;
             if let Some(gpu) = self.gpu() {
-                let at = |tensor| Arg::At(self.at(tensor));
-                let tensors = [Arg::At(out.at()), self.view(logits), at(choices), at(probabilities)];
-                let args = [&tensors[..], &[Arg::U32(actions), Arg::U32(choices.len())]].concat();
-                gpu.launch("log_prob", Grid::elements(choices.len()), &args)?;
+                let (rows, normaliser) = (choices.len(), self.at(probabilities));
+                let (grid, logits, choices) =
+                    (Grid::elements(gpu, rows), self.view(logits), self.at(choices));
+                kernels::log_prob(gpu, grid, out.at(), logits, choices, normaliser, actions, rows)?;
             }
             let needs_grad = self.needs_grad(logits);
             let out = self.push(out, choices.shape(), DType::F32, needs_grad);
@@ -52,8 +52,8 @@ impl Tape {
             return Ok(out);
         }
         super::embedding::check_indices(OP, self.i32(choices), actions)?;
-        let probabilities = self.probabilities(logits);
-        let mut out = self.alloc(choices.len(), DType::F32);
+        let probabilities = self.probabilities(logits)?;
+        let mut out = self.alloc(choices.len(), DType::F32)?;
         let (p, choices_v) = (self.f32(probabilities), self.i32(choices));
         let logits_v = self.f32(logits);
         for (i, out) in out.f32_mut().iter_mut().enumerate() {
@@ -77,15 +77,14 @@ impl Tape {
         self.check_f32(OP, &[logits])?;
         self.check_not_empty(OP, &[logits])?;
         let (rows, actions) = (logits.shape().rows(), logits.shape().last());
-        let mut out = self.alloc(rows, DType::F32);
+        let mut out = self.alloc(rows, DType::F32)?;
         let probabilities = match self.gpu().is_some() {
             true => self.gpu_row_normalisers(logits)?,
-            false => self.probabilities(logits),
+            false => self.probabilities(logits)?,
         };
         if let Some(gpu) = self.gpu() {
-            let tensors = [Arg::At(out.at()), self.view(logits), Arg::At(self.at(probabilities))];
-            let args = [&tensors[..], &[Arg::U32(actions), Arg::U32(rows)]].concat();
-            gpu.launch("entropy", Grid::elements(rows), &args)?;
+            let (grid, normaliser) = (Grid::elements(gpu, rows), self.at(probabilities));
+            kernels::entropy(gpu, grid, out.at(), self.view(logits), normaliser, actions, rows)?;
         } else {
             let p = self.f32(probabilities);
             for (out, line) in out.f32_mut().iter_mut().zip(p.chunks_exact(actions)) {
@@ -143,24 +142,32 @@ impl Tape {
         }
         let site = self.next_site();
         let (rows, actions) = (logits.shape().rows(), logits.shape().last());
-        let mut out = self.alloc(rows, DType::I32);
+        let mut out = self.alloc(rows, DType::I32)?;
         if self.gpu().is_some() {
             let (mut at, mut stride) = (0, 0);
             if let Some((buffer, t)) = copies {
                 self.writable(buffer, logits)?;
                 (at, stride) = (self.buffer_at(buffer)? + 4 * t as u64, buffer.shape().last());
             }
-            let to = [Arg::At(out.at()), Arg::At(at), Arg::U32(stride), self.view(logits)];
-            let draw = [Arg::F32(temperature), self.state(), Arg::U32(site.number() as usize)];
             let threads = if actions > 128 { 128 } else { 32 };
             if let Some(gpu) = self.gpu() {
-                let args = [&to[..], &[Arg::U32(actions)], &draw].concat();
-                gpu.launch_chained("sample", Grid { threads, ..Grid::blocks(rows) }, &args)?;
+                kernels::sample(
+                    gpu,
+                    Grid { threads, ..Grid::blocks(rows) },
+                    out.at(),
+                    at,
+                    stride,
+                    self.view(logits),
+                    actions,
+                    temperature,
+                    self.state(),
+                    site.number() as usize,
+                )?;
             }
             return Ok(self.push(out, logits.shape().without_last(), DType::I32, false));
         }
-        let mut bits = self.alloc(rows * actions, DType::I32);
-        let mut noisy = self.scratch(actions);
+        let mut bits = self.alloc(rows * actions, DType::I32)?;
+        let mut noisy = self.scratch(actions)?;
         site.fill(0, bits.all_mut::<u32>());
         let logits_v = self.f32(logits);
         for (i, out) in out.all_mut::<i32>().iter_mut().enumerate() {
@@ -173,13 +180,13 @@ impl Tape {
         Ok(self.push(out, logits.shape().without_last(), DType::I32, false))
     }
 
-    fn probabilities(&mut self, logits: Tensor) -> Tensor {
-        let mut block = self.alloc(logits.len(), DType::F32);
+    fn probabilities(&mut self, logits: Tensor) -> Result<Tensor> {
+        let mut block = self.alloc(logits.len(), DType::F32)?;
         block.f32_mut().copy_from_slice(self.f32(logits));
         for line in block.f32_mut().chunks_exact_mut(logits.shape().last().max(1)) {
             super::attention::softmax(line, 1.0);
         }
-        self.push(block, logits.shape(), DType::F32, false)
+        Ok(self.push(block, logits.shape(), DType::F32, false))
     }
 }
 
@@ -211,15 +218,21 @@ impl Backward for LogProb {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
         let actions = self.logits.shape().last();
-        if let Some(mut grad) = tape.grad(self.logits) {
+        if let Some(mut grad) = tape.grad(self.logits)? {
             let accumulate = grad.accumulate;
             if let Some(gpu) = tape.gpu() {
-                let at = |tensor| Arg::At(tape.at(tensor));
-                let tensors = [grad.view(), tape.view(self.logits), at(self.choices), at(self.probabilities)];
-                let (d, n) = (Arg::View(dy.at(), DType::F32), self.logits.len());
-                let args =
-                    [&tensors[..], &[d, Arg::U32(actions), Arg::U32(n), Arg::Flag(accumulate)]].concat();
-                gpu.launch("log_prob_gradient", Grid::elements(n), &args)?;
+                kernels::log_prob_gradient(
+                    gpu,
+                    Grid::elements(gpu, self.logits.len()),
+                    grad.view(),
+                    tape.view(self.logits),
+                    tape.at(self.choices),
+                    tape.at(self.probabilities),
+                    View::new(dy.at(), DType::F32),
+                    actions,
+                    self.logits.len(),
+                    accumulate,
+                )?;
                 tape.put_grad(grad);
                 tape.give_back(dy);
                 return Ok(());
@@ -242,15 +255,21 @@ impl Backward for Entropy {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
         let actions = self.logits.shape().last();
-        if let Some(mut grad) = tape.grad(self.logits) {
+        if let Some(mut grad) = tape.grad(self.logits)? {
             let accumulate = grad.accumulate;
             if let Some(gpu) = tape.gpu() {
-                let at = |tensor| Arg::At(tape.at(tensor));
-                let tensors = [grad.view(), tape.view(self.logits), at(self.probabilities), at(self.out)];
-                let (d, n) = (Arg::View(dy.at(), DType::F32), self.logits.len());
-                let args =
-                    [&tensors[..], &[d, Arg::U32(actions), Arg::U32(n), Arg::Flag(accumulate)]].concat();
-                gpu.launch("entropy_gradient", Grid::elements(n), &args)?;
+                kernels::entropy_gradient(
+                    gpu,
+                    Grid::elements(gpu, self.logits.len()),
+                    grad.view(),
+                    tape.view(self.logits),
+                    tape.at(self.probabilities),
+                    tape.at(self.out),
+                    View::new(dy.at(), DType::F32),
+                    actions,
+                    self.logits.len(),
+                    accumulate,
+                )?;
                 tape.put_grad(grad);
                 tape.give_back(dy);
                 return Ok(());
@@ -289,7 +308,7 @@ mod tests {
     #[test]
     fn log_probabilities_of_unlikely_choices_are_exact() -> Result<()> {
         let device = Device::under_test(1)?;
-        let logits = device.buffer::<f32>("logits", [1, 3]);
+        let logits = device.buffer::<f32>("logits", [1, 3])?;
         logits.write(&[0.0f32, -300.0, 1.0])?;
         Stepper::new(&device, Key::new(0, 0)).run(|tape| {
             let logits = tape.buffer(&logits)?;
@@ -306,7 +325,7 @@ mod tests {
         let device = Device::under_test(2)?;
         let rows = 20_000;
         let logits = [0.3f32, -1.0, 1.2, 0.0];
-        let buffer = device.buffer::<f32>("logits", [rows, 4]);
+        let buffer = device.buffer::<f32>("logits", [rows, 4])?;
         buffer.write(&logits.repeat(rows))?;
         let mut stepper = Stepper::new(&device, Key::new(5, 0));
         for temperature in [1.0, 0.5, 2.0, 0.0] {
@@ -333,7 +352,7 @@ mod tests {
     #[test]
     fn bad_choices_and_temperatures_are_errors() -> Result<()> {
         let device = Device::under_test(1)?;
-        let buffer = device.buffer::<f32>("logits", [2, 3]);
+        let buffer = device.buffer::<f32>("logits", [2, 3])?;
         buffer.write(&values(6, 0))?;
         Stepper::new(&device, Key::new(0, 0)).run(|tape| {
             let logits = tape.buffer(&buffer)?;

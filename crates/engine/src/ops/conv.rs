@@ -4,7 +4,7 @@ use crate::cpu::{
     self, ConvShape, Epilogue, column_sums, column_sums_scratch_len, conv_forward, conv_input_gradient,
     conv_scratch_len, conv_weight_gradient, conv_weight_scratch_len,
 };
-use crate::cuda::{Arg, Convolution, Direction, Gpu, Grid, Tail};
+use crate::cuda::{Convolution, Direction, Gpu, Grid, Tail, View, kernels};
 use crate::memory::Block;
 use crate::tape::Operand;
 use crate::{DType, Error, Result, Tape, Tensor};
@@ -78,11 +78,11 @@ impl Tape {
             }
         }
         let dtype = self.float();
-        let mut out = self.alloc(result.iter().product(), dtype);
+        let mut out = self.alloc(result.iter().product(), dtype)?;
         if self.gpu().is_some() {
             self.gpu_conv(&shape, x, weight, bias, residual, relu, &out)?;
         } else {
-            let mut scratch = self.scratch(conv_scratch_len(&shape));
+            let mut scratch = self.scratch(conv_scratch_len(&shape))?;
             let epilogue = Epilogue { residual: residual.map(|r| self.f32(r)), relu };
             let (xv, wv, bv) = (self.f32(x), self.f32(weight), self.f32(bias));
             conv_forward(&shape, xv, wv, Some(bv), epilogue, out.f32_mut(), scratch.f32_mut());
@@ -137,10 +137,8 @@ impl Tape {
         if let Some(gpu) = self.gpu().filter(|_| !fused) {
             gpu.convolve(&conv, Direction::Forward, from, weight.at, out.at(), false)?;
             let n = shape.batch * shape.out_height() * shape.out_width() * shape.outputs;
-            let (y, bias) = (Arg::View(out.at(), dtype), Arg::At(self.at(bias)));
-            let sizes = [Arg::U32(n), Arg::U32(shape.outputs), Arg::Flag(relu)];
-            let args = [&[y, bias, self.view_of(residual)], &sizes[..]].concat();
-            gpu.launch("finish_rows", Grid::elements(n), &args)?;
+            let (grid, y, bias) = (Grid::elements(gpu, n), View::new(out.at(), dtype), self.at(bias));
+            kernels::finish_rows(gpu, grid, y, bias, self.view_of(residual), n, shape.outputs, relu)?;
         }
         self.release(input);
         self.release(weight);
@@ -154,11 +152,10 @@ impl Tape {
         if shape.widened(dtype).inputs == shape.inputs {
             return Ok(x);
         }
-        let wide = self.alloc(pixels * WIDE, dtype);
+        let wide = self.alloc(pixels * WIDE, dtype)?;
         if let Some(gpu) = self.gpu() {
-            let tensors = [Arg::At(wide.at()), Arg::View(x.at, dtype)];
-            let args = [&tensors[..], &[Arg::U32(shape.inputs), Arg::U32(pixels)]].concat();
-            gpu.launch("widen_pixels", Grid::elements(pixels), &args)?;
+            let (grid, from) = (Grid::elements(gpu, pixels), View::new(x.at, dtype));
+            kernels::widen_pixels(gpu, grid, wide.at(), from, shape.inputs, pixels)?;
         }
         self.release(x);
         Ok(Operand::temporary(wide))
@@ -171,11 +168,11 @@ impl Tape {
         }
         let dtype = self.float();
         let n = shape.batch * (shape.height + 1) * (shape.width + 1) * shape.inputs;
-        let padded = self.alloc(n, dtype);
+        let padded = self.alloc(n, dtype)?;
         if let Some(gpu) = self.gpu() {
-            let (to, from) = (Arg::View(padded.at(), dtype), Arg::View(x, dtype));
-            let sizes = [shape.height, shape.width, shape.inputs, n].map(Arg::U32);
-            gpu.launch("pad", Grid::elements(n), &[&[to, from], &sizes[..]].concat())?;
+            let (to, from) = (View::new(padded.at(), dtype), View::new(x, dtype));
+            let grid = Grid::elements(gpu, n);
+            kernels::pad(gpu, grid, to, from, shape.height, shape.width, shape.inputs, n)?;
         }
         Ok(Some(padded))
     }
@@ -201,10 +198,10 @@ fn is_narrow(shape: &ConvShape) -> bool {
 fn narrow_conv(gpu: &Gpu, shape: &ConvShape, at: [u64; 4], relu: bool) -> Result<()> {
     let (rows, columns) = (shape.height.min(8), shape.width.min(64));
     let parts = shape.height.div_ceil(rows) * shape.width.div_ceil(columns);
-    let sizes = [shape.height, shape.width, shape.outputs, rows, columns].map(Arg::U32);
-    let args = [&at.map(Arg::At), &sizes[..], &[Arg::Flag(relu)]].concat();
     let shared = (rows + 2) * (columns + 2) * 2 * shape.inputs;
-    gpu.launch_chained("narrow_conv", Grid { blocks: (shape.batch * parts, 1), threads: 256, shared }, &args)
+    let grid = Grid { blocks: (shape.batch * parts, 1), threads: 256, shared };
+    let ([out, x, weight, bias], ConvShape { height, width, outputs, .. }) = (at, *shape);
+    kernels::narrow_conv(gpu, grid, out, x, weight, bias, height, width, outputs, rows, columns, relu)
 }
 
 /// The convolution as cuDNN is asked for it.
@@ -226,17 +223,17 @@ impl Conv {
         let shape = conv_shape(self.x, self.weight, self.stride)?;
         let dtype = self.out.dtype();
         let conv = on_gpu(&shape, dtype);
-        let (n, d) = (self.out.len(), Arg::View(dy.at(), dtype));
+        let (n, d) = (self.out.len(), View::new(dy.at(), dtype));
         if self.relu
             && let Some(gpu) = tape.gpu()
         {
-            gpu.launch("relu_gradient", Grid::elements(n), &[d, tape.view(self.out), Arg::U32(n)])?;
+            kernels::relu_gradient(gpu, Grid::elements(gpu, n), d, tape.view(self.out), n)?;
         }
-        if let Some(dx) = tape.grad(self.x) {
+        if let Some(dx) = tape.grad(self.x)? {
             let weight = tape.operand(self.weight, dtype)?;
             let direct = shape.stride == 1 && dx.dtype() == dtype;
             let len = conv.batch * conv.height * conv.width * conv.inputs;
-            let wide = (!direct).then(|| tape.alloc(len, dtype));
+            let wide = (!direct).then(|| tape.alloc(len, dtype)).transpose()?;
             if let Some(gpu) = tape.gpu() {
                 let (to, accumulate) = match &wide {
                     Some(wide) => (wide.at(), false),
@@ -244,28 +241,33 @@ impl Conv {
                 };
                 gpu.convolve(&conv, Direction::InputGradient, to, weight.at, dy.at(), accumulate)?;
                 if let Some(wide) = &wide {
-                    let (to, from) = (dx.view(), Arg::View(wide.at(), dtype));
-                    let (small, large) =
-                        ([shape.height, shape.width, shape.inputs], [conv.width, conv.height]);
-                    let sizes = [&small[..], &large, &[self.x.len()]].concat();
-                    let mut args = vec![to, from];
-                    args.extend(sizes.into_iter().map(Arg::U32));
-                    args.push(Arg::Flag(dx.accumulate));
-                    gpu.launch("crop", Grid::elements(self.x.len()), &args)?;
+                    kernels::crop(
+                        gpu,
+                        Grid::elements(gpu, self.x.len()),
+                        dx.view(),
+                        View::new(wide.at(), dtype),
+                        shape.height,
+                        shape.width,
+                        shape.inputs,
+                        conv.width,
+                        conv.height,
+                        self.x.len(),
+                        dx.accumulate,
+                    )?;
                 }
             }
             wide.into_iter().for_each(|block| tape.give_back(block));
             tape.release(weight);
             tape.put_grad(dx);
         }
-        if let Some(dw) = tape.grad(self.weight) {
+        if let Some(dw) = tape.grad(self.weight)? {
             let x = tape.operand(self.x, dtype)?;
             let x = tape.gpu_widen(&shape, x, self.x.len() / shape.inputs)?;
             let wide = shape.widened(dtype);
             let padded = tape.gpu_pad(&wide, x.at)?;
             // cuDNN writes weights in the type of the images; ours are added up in f32.
             let count = 9 * shape.outputs;
-            let narrow = tape.alloc(count * wide.inputs, dtype);
+            let narrow = tape.alloc(count * wide.inputs, dtype)?;
             if let Some(gpu) = tape.gpu() {
                 let from = padded.as_ref().map_or(x.at, Block::at);
                 gpu.convolve(
@@ -285,7 +287,7 @@ impl Conv {
             tape.release(x);
             tape.put_grad(dw);
         }
-        if let Some(db) = tape.grad(self.bias) {
+        if let Some(db) = tape.grad(self.bias)? {
             tape.gpu_column_sums(d, self.out.shape().rows(), shape.outputs, db.view(), db.accumulate)?;
             tape.put_grad(db);
         }
@@ -326,20 +328,20 @@ impl Backward for Conv {
         let room = conv_scratch_len(&shape)
             .max(conv_weight_scratch_len(&shape))
             .max(column_sums_scratch_len(self.out.shape().rows(), shape.outputs));
-        let mut scratch = tape.scratch(room);
-        if let Some(mut dx) = tape.grad(self.x) {
+        let mut scratch = tape.scratch(room)?;
+        if let Some(mut dx) = tape.grad(self.x)? {
             let accumulate = dx.accumulate;
             let w = tape.f32(self.weight);
             conv_input_gradient(&shape, dy.f32(), w, dx.slice(), accumulate, scratch.f32_mut());
             tape.put_grad(dx);
         }
-        if let Some(mut dw) = tape.grad(self.weight) {
+        if let Some(mut dw) = tape.grad(self.weight)? {
             let accumulate = dw.accumulate;
             let x = tape.f32(self.x);
             conv_weight_gradient(&shape, x, dy.f32(), dw.slice(), accumulate, scratch.f32_mut());
             tape.put_grad(dw);
         }
-        if let Some(mut db) = tape.grad(self.bias) {
+        if let Some(mut db) = tape.grad(self.bias)? {
             let accumulate = db.accumulate;
             column_sums(dy.f32(), db.slice(), accumulate, scratch.f32_mut());
             tape.put_grad(db);
@@ -352,7 +354,45 @@ impl Backward for Conv {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{check_gradients, on_tape, spread, values};
+    use crate::Device;
+    use crate::testing::{Limits, assert_same, check_gradients, evaluate, on_tape, spread, values};
+
+    /// The paper's batch. In f32 cuDNN has no algorithm for it that fits into the working memory, so it is computed in halves.
+    #[test]
+    fn large_batches_are_computed_in_parts_on_a_gpu() -> Result<()> {
+        let device = Device::under_test(1)?;
+        if !device.is_gpu() {
+            return Ok(());
+        }
+        // Gradients reach four of the images, and those are what the CPU computes.
+        let (batch, chosen, image) = (256, [0, 1, 127, 255], 64 * 64 * 64);
+        let pick = |all: &[f32]| -> Vec<f32> {
+            chosen.iter().flat_map(|i| all[i * image..(i + 1) * image].to_vec()).collect()
+        };
+        let op = |tape: &mut Tape, x: &[Tensor]| tape.conv3x3(x[0], x[1], x[2], Stride::One);
+        let inputs = [values(batch * image, 0), values(64 * 9 * 64, 1), values(64, 2)];
+        let seed = values(chosen.len() * image, 3);
+        let mut spread_out = vec![0.0; batch * image];
+        for (part, i) in seed.chunks(image).zip(chosen) {
+            spread_out[i * image..(i + 1) * image].copy_from_slice(part);
+        }
+        let dims = |batch| [[batch, 64, 64, 64].to_vec(), vec![64, 3, 3, 64], vec![64]];
+        let run = |device: &Device, batch, inputs: &[Vec<f32>], seed: &[f32]| {
+            let dims = dims(batch);
+            let dims: Vec<&[usize]> = dims.iter().map(|d| &d[..]).collect();
+            evaluate(device, &dims, (inputs, false), &op, Some(seed))
+        };
+        let got = run(&device, batch, &inputs, &spread_out)?;
+        let few = [pick(&inputs[0]), inputs[1].clone(), inputs[2].clone()];
+        let expected = run(&Device::cpu(None)?, chosen.len(), &few, &seed)?;
+        let limits = Limits::under_test();
+        assert_same("result", &pick(&got.result), &expected.result, 64, limits);
+        assert_same("images", &pick(&got.gradients[0]), &expected.gradients[0], 64, limits);
+        for i in [1, 2] {
+            assert_same("parameters", &got.gradients[i], &expected.gradients[i], 64, limits);
+        }
+        Ok(())
+    }
 
     #[test]
     fn gradients() {

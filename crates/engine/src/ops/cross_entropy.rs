@@ -1,6 +1,6 @@
 use super::Backward;
 use crate::cpu::{self, math, multiversion};
-use crate::cuda::{Arg, Grid, parts};
+use crate::cuda::{Grid, kernels};
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// Mean cross-entropy of softmax(logits) with integer labels.
@@ -36,7 +36,7 @@ impl Tape {
             let index = i64::from(labels_v[position]);
             return Err(Error::IndexOutOfRange { op: OP, index, position, limit: classes });
         }
-        let mut normaliser = self.alloc(rows, DType::F32);
+        let mut normaliser = self.alloc(rows, DType::F32)?;
         let logits_v = self.f32(logits);
         const ROWS: usize = 64;
         cpu::chunks_mut_of(rows * classes, normaliser.f32_mut(), ROWS, |i, out| {
@@ -53,9 +53,9 @@ impl Tape {
                 count += 1;
             }
         }
-        let mut out = self.alloc(1, DType::F32);
+        let mut out = self.alloc(1, DType::F32)?;
         out.f32_mut()[0] = (sum / count.max(1) as f64) as f32;
-        let mut counted = self.alloc(1, DType::F32);
+        let mut counted = self.alloc(1, DType::F32)?;
         counted.f32_mut()[0] = count as f32;
         let needs_grad = self.needs_grad(logits);
         let normaliser = self.push(normaliser, [rows], DType::F32, false);
@@ -71,15 +71,14 @@ impl Tape {
         let (rows, classes) = (logits.shape().rows(), logits.shape().last());
         self.gpu_check_indices(OP, labels, i32::MIN, classes)?;
         let normaliser = self.gpu_row_normalisers(logits)?;
-        let (out, counted) = (self.alloc(1, DType::F32), self.alloc(1, DType::F32));
-        let count = parts(rows);
-        let sums = self.scratch(4 * count);
+        let (out, counted) = (self.alloc(1, DType::F32)?, self.alloc(1, DType::F32)?);
+        let count = self.parts(rows);
+        let sums = self.scratch(4 * count)?;
         if let Some(gpu) = self.gpu() {
-            let tensors = [self.view(logits), Arg::At(self.at(labels)), Arg::At(self.at(normaliser))];
-            let args = [&tensors[..], &[Arg::At(sums.at()), Arg::U32(rows), Arg::U32(classes)]].concat();
-            gpu.launch("cross_entropy", Grid::blocks(count), &args)?;
-            let args = [Arg::At(sums.at()), Arg::U32(count), Arg::At(out.at()), Arg::At(counted.at())];
-            gpu.launch("mean_of_parts", Grid::blocks(1), &args)?;
+            let (grid, labels, normaliser) = (Grid::blocks(count), self.at(labels), self.at(normaliser));
+            let logits = self.view(logits);
+            kernels::cross_entropy(gpu, grid, logits, labels, normaliser, sums.at(), rows, classes)?;
+            kernels::mean_of_parts(gpu, Grid::blocks(1), sums.at(), count, out.at(), counted.at())?;
         }
         self.give_back(sums);
         let needs_grad = self.needs_grad(logits);
@@ -96,15 +95,22 @@ impl Backward for CrossEntropy {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
         let classes = self.logits.shape().last();
-        if let Some(mut grad) = tape.grad(self.logits) {
+        if let Some(mut grad) = tape.grad(self.logits)? {
             let accumulate = grad.accumulate;
             if let Some(gpu) = tape.gpu() {
-                let at = |tensor| Arg::At(tape.at(tensor));
-                let tensors = [grad.view(), tape.view(self.logits), at(self.labels), at(self.normaliser)];
-                let n = self.logits.len();
-                let rest = [at(self.counted), Arg::At(dy.at()), Arg::U32(classes), Arg::U32(n)];
-                let args = [&tensors[..], &rest, &[Arg::Flag(accumulate)]].concat();
-                gpu.launch("cross_entropy_gradient", Grid::elements(n), &args)?;
+                kernels::cross_entropy_gradient(
+                    gpu,
+                    Grid::elements(gpu, self.logits.len()),
+                    grad.view(),
+                    tape.view(self.logits),
+                    tape.at(self.labels),
+                    tape.at(self.normaliser),
+                    tape.at(self.counted),
+                    dy.at(),
+                    classes,
+                    self.logits.len(),
+                    accumulate,
+                )?;
                 tape.put_grad(grad);
                 tape.give_back(dy);
                 return Ok(());
@@ -174,7 +180,7 @@ mod tests {
     #[test]
     fn ignored_rows_do_not_count_and_nan_and_huge_logits_keep_their_meaning() -> Result<()> {
         let device = Device::under_test(1)?;
-        let buffer = device.buffer::<f32>("logits", [3, 4]);
+        let buffer = device.buffer::<f32>("logits", [3, 4])?;
         buffer.write(&[1e4f32, 0.0, 0.0, -1e4, 0.0, 0.0, 0.0, 0.0, f32::NAN, 0.0, 0.0, 0.0])?;
         Stepper::new(&device, Key::new(0, 0)).run(|tape| {
             let logits = tape.buffer(&buffer)?;
@@ -194,7 +200,7 @@ mod tests {
     #[test]
     fn bad_labels_are_errors() -> Result<()> {
         let device = Device::under_test(1)?;
-        let buffer = device.buffer::<f32>("logits", [2, 3]);
+        let buffer = device.buffer::<f32>("logits", [2, 3])?;
         buffer.write(&values(6, 0))?;
         Stepper::new(&device, Key::new(0, 0)).run(|tape| {
             let logits = tape.buffer(&buffer)?;

@@ -1,6 +1,6 @@
 use super::Backward;
 use crate::cpu::{self, multiversion};
-use crate::cuda::{Arg, Gpu, Grid};
+use crate::cuda::{Gpu, Grid, View, kernels};
 use crate::rng::{BATCH, Site, unit};
 use crate::{Error, Result, Tape, Tensor};
 
@@ -60,9 +60,9 @@ impl Tape {
             };
         }
         let dtype = residual.map_or(x.dtype(), |r| self.joint(&[x, r]));
-        let mut out = self.alloc(x.len(), dtype);
+        let mut out = self.alloc(x.len(), dtype)?;
         if let Some(gpu) = self.gpu() {
-            let to = Arg::View(out.at(), dtype);
+            let to = View::new(out.at(), dtype);
             launch(gpu, to, self.view(x), self.view_of(residual), x.len(), rate, self.state(), site, false)?;
         } else {
             let (xv, rv) = (self.f32(x), residual.map(|r| self.f32(r)));
@@ -87,12 +87,12 @@ impl Tape {
 impl Backward for Dropout {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        if let Some(mut dx) = tape.grad(self.x) {
+        if let Some(mut dx) = tape.grad(self.x)? {
             let accumulate = dx.accumulate;
             if let Some(gpu) = tape.gpu() {
-                let (n, d) = (self.x.len(), Arg::View(dy.at(), self.out.dtype()));
+                let (n, d) = (self.x.len(), View::new(dy.at(), self.out.dtype()));
                 let state = tape.state();
-                launch(gpu, dx.view(), d, Arg::NOTHING, n, self.rate, state, self.site, accumulate)?;
+                launch(gpu, dx.view(), d, View::NOTHING, n, self.rate, state, self.site, accumulate)?;
             } else {
                 cpu::chunks_mut(dx.slice(), CHUNK, |i, dx| {
                     if !accumulate {
@@ -110,17 +110,17 @@ impl Backward for Dropout {
 
 fn launch(
     gpu: &Gpu,
-    out: Arg,
-    x: Arg,
-    residual: Arg,
+    out: View,
+    x: View,
+    residual: View,
     n: usize,
     rate: f32,
-    state: Arg,
+    state: u64,
     site: Site,
     add: bool,
 ) -> Result<()> {
-    let draw = [Arg::F32(rate), state, Arg::U32(site.number() as usize), Arg::Flag(add)];
-    gpu.launch("dropout", Grid::elements(n), &[&[out, x, residual, Arg::U32(n)], &draw[..]].concat())
+    let (grid, site) = (Grid::elements(gpu, n), site.number() as usize);
+    kernels::dropout(gpu, grid, out, x, residual, n, rate, state, site, add)
 }
 
 /// out += x * mask / (1 - rate), for elements `start..` of the draw.

@@ -1,5 +1,5 @@
 use super::Backward;
-use crate::cuda::{Arg, Grid};
+use crate::cuda::{Grid, View, kernels};
 use crate::tape::add_or_set;
 use crate::{DType, Error, Result, Tape, Tensor};
 
@@ -40,13 +40,20 @@ impl Tape {
         };
         let shape = indices.shape().appended(width)?;
         let dtype = self.float();
-        let mut out = self.alloc(shape.len(), dtype);
+        let mut out = self.alloc(shape.len(), dtype)?;
         if let Some(gpu) = self.gpu() {
-            let (to, n) = (Arg::View(out.at(), dtype), shape.len());
-            let sizes = [width, rows, n].map(Arg::U32);
-            let report = [Arg::I32(gpu.op(EMBEDDING)), Arg::At(gpu.fault())];
-            let args = [&[to, self.view(table), Arg::At(self.at(indices))], &sizes[..], &report].concat();
-            gpu.launch("look_up", Grid::elements(n), &args)?;
+            kernels::look_up(
+                gpu,
+                Grid::elements(gpu, shape.len()),
+                View::new(out.at(), dtype),
+                self.view(table),
+                self.at(indices),
+                width,
+                rows,
+                shape.len(),
+                gpu.op(EMBEDDING),
+                gpu.fault(),
+            )?;
         } else {
             let (table_v, indices_v) = (self.f32(table), self.i32(indices));
             check_indices(EMBEDDING, indices_v, rows)?;
@@ -82,22 +89,28 @@ impl Tape {
             && indices.len() > 0
             && !self.any_needs_grad(&[table, positions]);
         if self.gpu().is_none() || !fits || !plain {
-            // Also for whatever is wrong: the ops say what.
+            // Invalid input takes this path too: the single ops report the error.
             let x = self.embedding(table, indices)?;
             return self.add_positions(x, positions, start);
         }
         let (dtype, width) = (self.float(), table.shape().last());
         let shape = indices.shape().appended(width)?;
-        let out = self.alloc(shape.len(), dtype);
+        let out = self.alloc(shape.len(), dtype)?;
         if let Some(gpu) = self.gpu() {
-            let from = self.at(positions) + (4 * start * width) as u64;
-            let at = [self.at(table), self.at(indices), from].map(Arg::At);
-            let period = indices.shape().last() * width;
-            let sizes = [width, table.dims()[0], period, shape.len()].map(Arg::U32);
-            let report = [Arg::I32(gpu.op(EMBEDDING)), Arg::At(gpu.fault())];
-            let args = [&[Arg::View(out.at(), dtype)], &at[..], &sizes, &report].concat();
-            let grid = Grid { threads: 128, ..Grid::blocks((shape.len() / 4).div_ceil(128)) };
-            gpu.launch_chained("decode_embed", grid, &args)?;
+            kernels::decode_embed(
+                gpu,
+                Grid { threads: 128, ..Grid::blocks((shape.len() / 4).div_ceil(128)) },
+                View::new(out.at(), dtype),
+                self.at(table),
+                self.at(indices),
+                self.at(positions) + (4 * start * width) as u64,
+                width,
+                table.dims()[0],
+                indices.shape().last() * width,
+                shape.len(),
+                gpu.op(EMBEDDING),
+                gpu.fault(),
+            )?;
         }
         Ok(self.push(out, shape, dtype, false))
     }
@@ -119,11 +132,11 @@ impl Tape {
             return Err(Error::RangeOutOfBounds { op: OP, start, end, limit });
         }
         let dtype = self.float();
-        let mut out = self.alloc(x.len(), dtype);
+        let mut out = self.alloc(x.len(), dtype)?;
         if let Some(gpu) = self.gpu() {
-            let tensors = [Arg::View(out.at(), dtype), self.view(x), self.view(table)];
-            let sizes = [start * width, time * width, x.len()].map(Arg::U32);
-            gpu.launch("add_positions", Grid::elements(x.len()), &[&tensors[..], &sizes].concat())?;
+            let (n, to, from) = (x.len(), View::new(out.at(), dtype), self.view(x));
+            let (grid, table) = (Grid::elements(gpu, n), self.view(table));
+            kernels::add_positions(gpu, grid, to, from, table, start * width, time * width, n)?;
         } else {
             out.f32_mut().copy_from_slice(self.f32(x));
             let positions = &self.f32(table)[start * width..(start + time) * width];
@@ -146,9 +159,9 @@ impl Backward for Embedding {
         let width = self.table.shape().last();
         if tape.gpu().is_some() {
             let entries = self.table.dims()[0];
-            let d = Arg::View(dy.at(), self.out.dtype());
+            let d = View::new(dy.at(), self.out.dtype());
             let (parts, splits) = tape.gpu_scatter(d, self.indices, entries, width)?;
-            if let Some(grad) = tape.grad(self.table) {
+            if let Some(grad) = tape.grad(self.table)? {
                 let columns = entries * width;
                 tape.gpu_join_columns(grad.view(), &parts, 0, splits, columns, columns, grad.accumulate)?;
                 tape.put_grad(grad);
@@ -157,7 +170,7 @@ impl Backward for Embedding {
             tape.give_back(dy);
             return Ok(());
         }
-        if let Some(mut grad) = tape.grad(self.table) {
+        if let Some(mut grad) = tape.grad(self.table)? {
             let accumulate = grad.accumulate;
             let indices = tape.i32(self.indices);
             let table = grad.slice();
@@ -180,15 +193,15 @@ impl Backward for AddPositions {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
         let (time, width) = (self.x.dims()[1], self.x.dims()[2]);
-        if let Some(mut grad) = tape.grad(self.table) {
+        if let Some(mut grad) = tape.grad(self.table)? {
             let accumulate = grad.accumulate;
             if let Some(gpu) = tape.gpu() {
                 let (size, columns) = (grad.dtype().size(), time * width);
                 if !accumulate {
-                    gpu.fill_bytes(grad.at(), 0, self.table.len() * size);
+                    gpu.fill_bytes(grad.at(), 0, self.table.len() * size)?;
                 }
-                let rows = Arg::View(grad.at() + (self.start * width * size) as u64, grad.dtype());
-                let d = Arg::View(dy.at(), self.out.dtype());
+                let rows = View::new(grad.at() + (self.start * width * size) as u64, grad.dtype());
+                let d = View::new(dy.at(), self.out.dtype());
                 tape.gpu_column_sums(d, self.x.dims()[0], columns, rows, true)?;
             } else {
                 let table = grad.slice();

@@ -1,5 +1,5 @@
 use crate::cpu;
-use crate::cuda::{Arg, Grid};
+use crate::cuda::{Grid, View, kernels};
 use crate::{DType, Result, Tape, Tensor};
 
 impl Tape {
@@ -7,11 +7,10 @@ impl Tape {
     pub fn frames(&mut self, x: Tensor, scale: f32, shift: f32) -> Result<Tensor> {
         self.check("frames", x, DType::U8)?;
         let dtype = self.float();
-        let mut out = self.alloc(x.len(), dtype);
+        let mut out = self.alloc(x.len(), dtype)?;
         if let Some(gpu) = self.gpu() {
-            let (to, from) = (Arg::View(out.at(), dtype), Arg::At(self.at(x)));
-            let args = [to, from, Arg::U32(x.len()), Arg::F32(scale), Arg::F32(shift)];
-            gpu.launch("from_bytes", Grid::elements(x.len()), &args)?;
+            let (n, to) = (x.len(), View::new(out.at(), dtype));
+            kernels::from_bytes(gpu, Grid::elements(gpu, n), to, self.at(x), n, scale, shift)?;
         } else {
             let bytes = self.u8(x);
             const CHUNK: usize = 1 << 14;
@@ -27,11 +26,10 @@ impl Tape {
     /// Integers (classes, flags) to numbers: x * scale + shift.
     pub fn integers(&mut self, x: Tensor, scale: f32, shift: f32) -> Result<Tensor> {
         self.check("integers", x, DType::I32)?;
-        let mut out = self.alloc(x.len(), DType::F32);
+        let mut out = self.alloc(x.len(), DType::F32)?;
         if let Some(gpu) = self.gpu() {
-            let (to, from) = (Arg::View(out.at(), DType::F32), Arg::At(self.at(x)));
-            let args = [to, from, Arg::U32(x.len()), Arg::F32(scale), Arg::F32(shift)];
-            gpu.launch("from_integers", Grid::elements(x.len()), &args)?;
+            let (n, to) = (x.len(), View::new(out.at(), DType::F32));
+            kernels::from_integers(gpu, Grid::elements(gpu, n), to, self.at(x), n, scale, shift)?;
         } else {
             for (o, x) in out.f32_mut().iter_mut().zip(self.i32(x)) {
                 *o = *x as f32 * scale + shift;
@@ -48,7 +46,7 @@ mod tests {
     #[test]
     fn bytes_become_numbers_in_either_range() -> Result<()> {
         let device = Device::under_test(1)?;
-        let buffer = device.buffer::<u8>("frames", [256]);
+        let buffer = device.buffer::<u8>("frames", [256])?;
         let bytes: Vec<u8> = (0..=255).collect();
         buffer.write(&bytes)?;
         Stepper::new(&device, Key::new(0, 0)).run(|tape| {

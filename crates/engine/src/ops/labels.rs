@@ -1,6 +1,6 @@
 //! Labels of sequences, made where they are: padding out, one position on.
 
-use crate::cuda::{Arg, Grid};
+use crate::cuda::{Grid, kernels};
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// A label that no loss counts.
@@ -17,12 +17,11 @@ impl Tape {
             return Err(Error::ShapeMismatch { op: OP, lhs: labels.shape(), rhs: mask.shape(), rule });
         }
         let each = labels.len() / mask.len().max(1);
-        let mut out = self.alloc(labels.len(), DType::I32);
+        let mut out = self.alloc(labels.len(), DType::I32)?;
         if let Some(gpu) = self.gpu() {
             let n = labels.len();
-            let at = |tensor| Arg::At(self.at(tensor));
-            let args = [Arg::At(out.at()), at(labels), at(mask), Arg::U32(each), Arg::U32(n)];
-            gpu.launch("mask_labels", Grid::elements(n), &args)?;
+            let (grid, labels, mask) = (Grid::elements(gpu, n), self.at(labels), self.at(mask));
+            kernels::mask_labels(gpu, grid, out.at(), labels, mask, each, n)?;
         } else {
             let (labels_v, mask_v) = (self.i32(labels), self.i32(mask));
             for (i, (out, label)) in out.all_mut::<i32>().iter_mut().zip(labels_v).enumerate() {
@@ -40,11 +39,10 @@ impl Tape {
         if labels.shape().rank() == 0 || time == 0 {
             return Err(Error::BadShape { op: OP, shape: labels.shape(), rule: "labels are [.., T]" });
         }
-        let mut out = self.alloc(labels.len(), DType::I32);
+        let mut out = self.alloc(labels.len(), DType::I32)?;
         if let Some(gpu) = self.gpu() {
             let n = labels.len();
-            let args = [Arg::At(out.at()), Arg::At(self.at(labels)), Arg::U32(time), Arg::U32(n)];
-            gpu.launch("shift_labels", Grid::elements(n), &args)?;
+            kernels::shift_labels(gpu, Grid::elements(gpu, n), out.at(), self.at(labels), time, n)?;
         } else {
             let rows = out.all_mut::<i32>().chunks_exact_mut(time).zip(self.i32(labels).chunks_exact(time));
             for (out, row) in rows {

@@ -1,7 +1,7 @@
 use super::Backward;
 use crate::cpu::math::lane_sum;
 use crate::cpu::{self, multiversion};
-use crate::cuda::{Arg, Grid};
+use crate::cuda::{Grid, View, kernels};
 use crate::memory::Block;
 use crate::{DType, Error, Result, Tape, Tensor};
 
@@ -34,14 +34,21 @@ impl Tape {
             }
         }
         let dtype = self.float();
-        let mut out = self.alloc(x.len(), dtype);
-        let mut statistics = self.alloc(2 * rows, DType::F32);
+        let mut out = self.alloc(x.len(), dtype)?;
+        let mut statistics = self.alloc(2 * rows, DType::F32)?;
         if let Some(gpu) = self.gpu() {
-            let (to, statistics) = (Arg::View(out.at(), dtype), Arg::At(statistics.at()));
-            let (gain, shift) = (Arg::At(self.at(gain)), Arg::At(self.at(shift)));
-            let sizes = [Arg::U32(rows), Arg::U32(width), Arg::F32(epsilon)];
-            let args = [&[to, statistics, self.view(x), gain, shift], &sizes[..]].concat();
-            gpu.launch("layer_norm", Grid::warps(rows), &args)?;
+            kernels::layer_norm(
+                gpu,
+                Grid::warps(gpu, rows),
+                View::new(out.at(), dtype),
+                statistics.at(),
+                self.view(x),
+                self.at(gain),
+                self.at(shift),
+                rows,
+                width,
+                epsilon,
+            )?;
         } else {
             let (xv, gain_v, shift_v) = (self.f32(x), self.f32(gain), self.f32(shift));
             cpu::chunks2_mut(
@@ -71,27 +78,34 @@ impl Tape {
 impl LayerNorm {
     fn gpu_backward(self, tape: &mut Tape, dy: Block) -> Result<()> {
         let (rows, width) = (self.x.shape().rows(), self.x.shape().last());
-        let blocks = rows.div_ceil(32).clamp(1, 264);
-        let parts = tape.scratch(blocks * 2 * width);
-        let (d, sizes) = (Arg::View(dy.at(), self.out.dtype()), [Arg::U32(rows), Arg::U32(width)]);
-        let statistics = Arg::At(tape.at(self.statistics));
+        // Two blocks per multiprocessor: each keeps sums for every column.
+        let most = tape.gpu().map_or(1, |gpu| 2 * gpu.processors());
+        let blocks = rows.div_ceil(32).clamp(1, most);
+        let parts = tape.scratch(blocks * 2 * width)?;
+        let (d, statistics) = (View::new(dy.at(), self.out.dtype()), tape.at(self.statistics));
         if let Some(gpu) = tape.gpu() {
-            let args = [&[tape.view(self.x), d, statistics, Arg::At(parts.at())], &sizes[..]].concat();
-            let threads = width.next_multiple_of(32).min(256);
-            gpu.launch("layer_norm_shares", Grid { threads, ..Grid::blocks(blocks) }, &args)?;
+            let grid = Grid { threads: width.next_multiple_of(32).min(256), ..Grid::blocks(blocks) };
+            kernels::layer_norm_shares(gpu, grid, tape.view(self.x), d, statistics, parts.at(), rows, width)?;
         }
-        if let Some(dx) = tape.grad(self.x) {
+        if let Some(dx) = tape.grad(self.x)? {
             if let Some(gpu) = tape.gpu() {
-                let gain = Arg::At(tape.at(self.gain));
-                let add = Arg::Flag(dx.accumulate);
-                let args =
-                    [&[dx.view(), tape.view(self.x), d, statistics, gain], &sizes[..], &[add]].concat();
-                gpu.launch("layer_norm_gradient", Grid::warps(rows), &args)?;
+                kernels::layer_norm_gradient(
+                    gpu,
+                    Grid::warps(gpu, rows),
+                    dx.view(),
+                    tape.view(self.x),
+                    d,
+                    statistics,
+                    tape.at(self.gain),
+                    rows,
+                    width,
+                    dx.accumulate,
+                )?;
             }
             tape.put_grad(dx);
         }
         for (part, parameter) in [(0, self.shift), (1, self.gain)] {
-            if let Some(grad) = tape.grad(parameter) {
+            if let Some(grad) = tape.grad(parameter)? {
                 let (first, stride) = (part * width, 2 * width);
                 tape.gpu_join_columns(grad.view(), &parts, first, blocks, stride, width, grad.accumulate)?;
                 tape.put_grad(grad);
@@ -110,7 +124,7 @@ impl Backward for LayerNorm {
             return self.gpu_backward(tape, dy);
         }
         let (rows, width) = (self.x.shape().rows(), self.x.shape().last());
-        let mut parts = tape.scratch(rows.div_ceil(ROWS) * 2 * width);
+        let mut parts = tape.scratch(rows.div_ceil(ROWS) * 2 * width)?;
         {
             let (x, statistics) = (tape.f32(self.x), tape.f32(self.statistics));
             cpu::chunks_mut_of(rows * width, parts.f32_mut(), 2 * width, |i, part| {
@@ -130,7 +144,7 @@ impl Backward for LayerNorm {
                 }
             });
         }
-        if let Some(mut dx) = tape.grad(self.x) {
+        if let Some(mut dx) = tape.grad(self.x)? {
             let accumulate = dx.accumulate;
             let (x, gain, statistics) = (tape.f32(self.x), tape.f32(self.gain), tape.f32(self.statistics));
             cpu::chunks_mut(dx.slice(), ROWS * width, |i, dx| {
@@ -144,7 +158,7 @@ impl Backward for LayerNorm {
             tape.put_grad(dx);
         }
         for (part, parameter) in [(0, self.shift), (1, self.gain)] {
-            if let Some(mut grad) = tape.grad(parameter) {
+            if let Some(mut grad) = tape.grad(parameter)? {
                 let accumulate = grad.accumulate;
                 let grad_v = grad.slice();
                 if !accumulate {

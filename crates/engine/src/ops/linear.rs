@@ -3,7 +3,7 @@ use crate::cpu::{
     self, Layout, Mat, Start, column_sums, column_sums_scratch_len, gemm, gemm_scratch_len, math,
     multiversion,
 };
-use crate::cuda::{Arg, Grid, Matrix, Product};
+use crate::cuda::{Gpu, Grid, Matrix, Product, View, kernels};
 use crate::memory::Block;
 use crate::{DType, Error, Result, Tape, Tensor};
 
@@ -87,13 +87,13 @@ impl Tape {
             || residual.is_some_and(|r| self.needs_grad(r));
 
         let dtype = if n <= NARROW { DType::F32 } else { self.float() };
-        let mut out = self.alloc(m * n, dtype);
+        let mut out = self.alloc(m * n, dtype)?;
         // Where nothing is learnt, cuBLASLt may apply the ReLU, which loses NaN.
         let fused_relu = activation == Activation::Relu && bias.is_some() && !needs_grad;
         if self.gpu().is_some() {
             self.gpu_linear(x, weight, bias, residual, fused_relu, &out, dtype)?;
         } else {
-            let mut scratch = self.scratch(gemm_scratch_len(m, n, k, Layout::Rows));
+            let mut scratch = self.scratch(gemm_scratch_len(m, n, k, Layout::Rows))?;
             let start = bias.map_or(Start::Zero, |b| Start::Bias(self.f32(b)));
             let (a, b) = (Mat::rows(self.f32(x), k), Mat::transposed(self.f32(weight), k));
             gemm(m, n, k, a, b, out.f32_mut(), n, start, scratch.f32_mut());
@@ -105,9 +105,9 @@ impl Tape {
 
         let (saved, out) = match activation {
             Activation::Gelu if needs_grad => {
-                let mut y = self.alloc(m * n, dtype);
+                let mut y = self.alloc(m * n, dtype)?;
                 if self.gpu().is_some() {
-                    self.gpu_activate("gelu_values", &out, &y, m * n, dtype)?;
+                    self.gpu_activate(kernels::gelu_values, &out, &y, m * n, dtype)?;
                 } else {
                     let h = out.f32();
                     cpu::chunks_mut(y.f32_mut(), CHUNK, |i, y| gelu(&h[i * CHUNK..i * CHUNK + y.len()], y));
@@ -118,8 +118,12 @@ impl Tape {
                 match (activation, self.gpu().is_some()) {
                     (Activation::None, _) => {}
                     (Activation::Relu, true) if fused_relu => {}
-                    (Activation::Relu, true) => self.gpu_activate("relu_values", &out, &out, m * n, dtype)?,
-                    (Activation::Gelu, true) => self.gpu_activate("gelu_values", &out, &out, m * n, dtype)?,
+                    (Activation::Relu, true) => {
+                        self.gpu_activate(kernels::relu_values, &out, &out, m * n, dtype)?
+                    }
+                    (Activation::Gelu, true) => {
+                        self.gpu_activate(kernels::gelu_values, &out, &out, m * n, dtype)?
+                    }
                     (Activation::Relu, false) => {
                         cpu::chunks_mut(out.f32_mut(), CHUNK, |_, y| relu_in_place(y))
                     }
@@ -165,10 +169,9 @@ impl Tape {
                 )
             })?;
             if let (Some(bias), None) = (bias, &fused) {
-                let (y, bias) = (Arg::View(out.at(), dtype), Arg::At(self.at(bias)));
-                let sizes = [Arg::U32(m * n), Arg::U32(n), Arg::Flag(false)];
-                let args = [&[y, bias, Arg::NOTHING], &sizes[..]].concat();
-                gpu.launch("finish_rows", Grid::elements(m * n), &args)?;
+                let (y, bias, len) = (View::new(out.at(), dtype), self.at(bias), m * n);
+                let grid = Grid::elements(gpu, len);
+                kernels::finish_rows(gpu, grid, y, bias, View::NOTHING, len, n, false)?;
             }
         }
         for operand in [Some(x), Some(weight), fused, residual].into_iter().flatten() {
@@ -177,12 +180,15 @@ impl Tape {
         Ok(())
     }
 
-    fn gpu_activate(&self, kernel: &'static str, x: &Block, y: &Block, n: usize, dtype: DType) -> Result<()> {
+    fn gpu_activate(&self, kernel: Values, x: &Block, y: &Block, n: usize, dtype: DType) -> Result<()> {
         let Some(gpu) = self.gpu() else { return Ok(()) };
-        let (y, x) = (Arg::View(y.at(), dtype), Arg::View(x.at(), dtype));
-        gpu.launch(kernel, Grid::elements(n), &[y, x, Arg::U32(n), Arg::F32(0.0), Arg::F32(0.0)])
+        let (y, x) = (View::new(y.at(), dtype), View::new(x.at(), dtype));
+        kernel(gpu, Grid::elements(gpu, n), y, x, n, 0.0, 0.0)
     }
 }
+
+/// A kernel that computes values from values; two numbers are for those that need them.
+type Values = fn(&Gpu, Grid, View, View, usize, f32, f32) -> Result<()>;
 
 /// Layers of up to this many results (logits, values) are computed in f32 on every device: they cost nothing, and everything depends on them.
 const NARROW: usize = 32;
@@ -191,15 +197,13 @@ impl Linear {
     fn gpu_backward(self, tape: &mut Tape, dy: Block) -> Result<()> {
         let (m, k, n) = (self.x.shape().rows(), self.x.shape().last(), self.weight.dims()[0]);
         let dtype = self.out.dtype();
-        let d = Arg::View(dy.at(), dtype);
+        let d = View::new(dy.at(), dtype);
         if let Some(gpu) = tape.gpu() {
-            let kernel = match self.activation {
-                Activation::None => None,
-                Activation::Relu => Some("relu_gradient"),
-                Activation::Gelu => Some("gelu_gradient"),
-            };
-            if let Some(kernel) = kernel {
-                gpu.launch(kernel, Grid::elements(m * n), &[d, tape.view(self.saved), Arg::U32(m * n)])?;
+            let (grid, saved) = (Grid::elements(gpu, m * n), tape.view(self.saved));
+            match self.activation {
+                Activation::None => {}
+                Activation::Relu => kernels::relu_gradient(gpu, grid, d, saved, m * n)?,
+                Activation::Gelu => kernels::gelu_gradient(gpu, grid, d, saved, m * n)?,
             }
         }
         let product = Product::new(
@@ -208,11 +212,12 @@ impl Linear {
             Matrix::rows(0, dtype, k),
             Matrix::rows(0, dtype, k),
         );
-        if let Some(dx) = tape.grad(self.x) {
+        if let Some(dx) = tape.grad(self.x)? {
             let weight = tape.operand(self.weight, dtype)?;
             let b = Matrix { at: weight.at, ..product.b };
             // An exact product cannot be stored otherwise at once.
-            let exact = (dtype == DType::F32 && dx.dtype() != dtype).then(|| tape.scratch(m * k));
+            let apart = dtype == DType::F32 && dx.dtype() != dtype;
+            let exact = apart.then(|| tape.scratch(m * k)).transpose()?;
             let (out, start) = match &exact {
                 Some(exact) => (Matrix::rows(exact.at(), dtype, k), None),
                 None => (Matrix::rows(dx.at(), dx.dtype(), k), dx.accumulate.then(|| dx.at())),
@@ -228,7 +233,7 @@ impl Linear {
             }
             tape.put_grad(dx);
         }
-        if let Some(dw) = tape.grad(self.weight) {
+        if let Some(dw) = tape.grad(self.weight)? {
             let x = tape.operand(self.x, dtype)?;
             let (out, start) = (Matrix::rows(dw.at(), dw.dtype(), k), dw.accumulate.then(|| dw.at()));
             let (a, b) = (Matrix::transposed(dy.at(), dtype, n), Matrix::rows(x.at, dtype, k));
@@ -238,7 +243,7 @@ impl Linear {
             tape.release(x);
             tape.put_grad(dw);
         }
-        if let Some(db) = self.bias.and_then(|bias| tape.grad(bias)) {
+        if let Some(db) = self.bias.map_or(Ok(None), |bias| tape.grad(bias))? {
             tape.gpu_column_sums(d, m, n, db.view(), db.accumulate)?;
             tape.put_grad(db);
         }
@@ -266,21 +271,21 @@ impl Backward for Linear {
         let room = gemm_scratch_len(m, k, n, Layout::Rows)
             .max(gemm_scratch_len(n, k, m, Layout::Transposed))
             .max(column_sums_scratch_len(m, n));
-        let mut scratch = tape.scratch(room);
+        let mut scratch = tape.scratch(room)?;
         let start = |accumulate| if accumulate { Start::C } else { Start::Zero };
-        if let Some(mut dx) = tape.grad(self.x) {
+        if let Some(mut dx) = tape.grad(self.x)? {
             let (a, b) = (Mat::rows(dy.f32(), n), Mat::rows(tape.f32(self.weight), k));
             let from = start(dx.accumulate);
             gemm(m, k, n, a, b, dx.slice(), k, from, scratch.f32_mut());
             tape.put_grad(dx);
         }
-        if let Some(mut dw) = tape.grad(self.weight) {
+        if let Some(mut dw) = tape.grad(self.weight)? {
             let (a, b) = (Mat::transposed(dy.f32(), n), Mat::rows(tape.f32(self.x), k));
             let from = start(dw.accumulate);
             gemm(n, k, m, a, b, dw.slice(), k, from, scratch.f32_mut());
             tape.put_grad(dw);
         }
-        if let Some(mut db) = self.bias.and_then(|bias| tape.grad(bias)) {
+        if let Some(mut db) = self.bias.map_or(Ok(None), |bias| tape.grad(bias))? {
             let accumulate = db.accumulate;
             column_sums(dy.f32(), db.slice(), accumulate, scratch.f32_mut());
             tape.put_grad(db);

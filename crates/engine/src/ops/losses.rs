@@ -1,6 +1,6 @@
 use super::Backward;
 use crate::cpu;
-use crate::cuda::{Arg, Grid, parts};
+use crate::cuda::{Grid, kernels};
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// Mean of |a - b| or (a - b)^2.
@@ -31,16 +31,13 @@ impl Tape {
             let rule = "both have the same shape, with at least one element";
             return Err(Error::ShapeMismatch { op, lhs: a.shape(), rhs: b.shape(), rule });
         }
-        let mut out = self.alloc(1, DType::F32);
-        let count = parts(a.len());
-        let mut sums = self.scratch(a.len().div_ceil(CHUNK).max(2 * count));
+        let mut out = self.alloc(1, DType::F32)?;
+        let count = self.parts(a.len());
+        let mut sums = self.scratch(a.len().div_ceil(CHUNK).max(2 * count))?;
         if let Some(gpu) = self.gpu() {
-            let n = Arg::U32(a.len());
-            let args = [self.view(a), self.view(b), Arg::At(sums.at()), n, Arg::Flag(squared)];
-            gpu.launch("pixel_error", Grid::blocks(count), &args)?;
-            let scale = Arg::F64(1.0 / a.len() as f64);
-            let args = [Arg::At(sums.at()), Arg::U32(count), scale, Arg::At(out.at())];
-            gpu.launch("sum_of_parts", Grid::blocks(1), &args)?;
+            let (grid, x, y, n) = (Grid::blocks(count), self.view(a), self.view(b), a.len());
+            kernels::pixel_error(gpu, grid, x, y, sums.at(), n, squared)?;
+            kernels::sum_of_parts(gpu, Grid::blocks(1), sums.at(), count, 1.0 / n as f64, out.at())?;
         } else {
             let (av, bv) = (self.f32(a), self.f32(b));
             let sums = &mut sums.f32_mut()[..a.len().div_ceil(CHUNK)];
@@ -69,13 +66,12 @@ impl Backward for PixelError {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
         for (input, other) in [(self.a, self.b), (self.b, self.a)] {
-            if let Some(mut grad) = tape.grad(input) {
+            if let Some(mut grad) = tape.grad(input)? {
                 let accumulate = grad.accumulate;
                 if let Some(gpu) = tape.gpu() {
                     let (x, y, n) = (tape.view(input), tape.view(other), input.len());
-                    let flags = [Arg::Flag(self.squared), Arg::Flag(accumulate)];
-                    let args = [&[grad.view(), x, y, Arg::At(dy.at()), Arg::U32(n)], &flags[..]].concat();
-                    gpu.launch("pixel_error_gradient", Grid::elements(n), &args)?;
+                    let (grid, dx, squared) = (Grid::elements(gpu, n), grad.view(), self.squared);
+                    kernels::pixel_error_gradient(gpu, grid, dx, x, y, dy.at(), n, squared, accumulate)?;
                     tape.put_grad(grad);
                     continue;
                 }

@@ -3,7 +3,7 @@ use crate::cpu::{
     self, Layout, Mat, Start, column_sums, column_sums_scratch_len, gemm, gemm_scratch_len, math,
     multiversion,
 };
-use crate::cuda::{Arg, Grid, Matrix, Product};
+use crate::cuda::{Grid, Matrix, Product, View, kernels};
 use crate::memory::Block;
 use crate::{DType, Error, Result, Tape, Tensor};
 
@@ -53,13 +53,13 @@ impl Tape {
                 });
             }
         }
-        let mut activated = self.alloc(batch * 4 * width, DType::F32);
-        let mut hidden = self.alloc(batch * width, DType::F32);
-        let mut cell = self.alloc(batch * width, DType::F32);
+        let mut activated = self.alloc(batch * 4 * width, DType::F32)?;
+        let mut hidden = self.alloc(batch * width, DType::F32)?;
+        let mut cell = self.alloc(batch * width, DType::F32)?;
         if self.gpu().is_some() {
             self.gpu_lstm(gates, state, weight, bias, [&activated, &hidden, &cell])?;
         } else {
-            let mut scratch = self.scratch(gemm_scratch_len(batch, 4 * width, width, Layout::Rows));
+            let mut scratch = self.scratch(gemm_scratch_len(batch, 4 * width, width, Layout::Rows))?;
             {
                 let (h, w) = (self.f32(state.hidden), self.f32(weight));
                 let (a, b) = (Mat::rows(h, width), Mat::transposed(w, width));
@@ -111,10 +111,18 @@ impl Tape {
                 Matrix::rows(activated.at(), DType::F32, 4 * width),
             ))?;
             let n = batch * width;
-            let view = |block: &Block| Arg::View(block.at(), DType::F32);
-            let before = [self.view(gates), self.view(state.cell), Arg::At(activated.at())];
-            let after = [Arg::At(self.at(bias)), view(hidden), view(cell), Arg::U32(width), Arg::U32(n)];
-            gpu.launch("lstm_step", Grid::elements(n), &[&before[..], &after].concat())?;
+            kernels::lstm_step(
+                gpu,
+                Grid::elements(gpu, n),
+                self.view(gates),
+                self.view(state.cell),
+                activated.at(),
+                self.at(bias),
+                View::new(hidden.at(), DType::F32),
+                View::new(cell.at(), DType::F32),
+                width,
+                n,
+            )?;
         }
         self.release(h);
         self.release(w);
@@ -127,21 +135,30 @@ impl LstmCell {
         let (batch, width) = (self.before.hidden.dims()[0], self.before.hidden.dims()[1]);
         // In the type of the products below, and in that of the gates.
         let (dtype, rows) = (tape.float(), 4 * width);
-        let d_gates = tape.alloc(batch * rows, dtype);
-        let d_cell = tape.alloc(batch * width, DType::F32);
-        let d = Arg::View(d_gates.at(), dtype);
+        let d_gates = tape.alloc(batch * rows, dtype)?;
+        let d_cell = tape.alloc(batch * width, DType::F32)?;
+        let d = View::new(d_gates.at(), dtype);
         if let Some(gpu) = tape.gpu() {
             let view = |block: &Option<Block>| {
-                block.as_ref().map_or(Arg::NOTHING, |block| Arg::View(block.at(), DType::F32))
+                block.as_ref().map_or(View::NOTHING, |block| View::new(block.at(), DType::F32))
             };
-            let states = [tape.view(self.before.cell), tape.view(self.after.cell), view(&dh), view(&dc)];
             let n = batch * width;
-            let results = [d, Arg::View(d_cell.at(), DType::F32), Arg::U32(width), Arg::U32(n)];
-            let args = [&[Arg::At(tape.at(self.activated))], &states[..], &results].concat();
-            gpu.launch("lstm_gradient", Grid::elements(n), &args)?;
+            kernels::lstm_gradient(
+                gpu,
+                Grid::elements(gpu, n),
+                tape.at(self.activated),
+                tape.view(self.before.cell),
+                tape.view(self.after.cell),
+                view(&dh),
+                view(&dc),
+                d,
+                View::new(d_cell.at(), DType::F32),
+                width,
+                n,
+            )?;
         }
         [dh, dc].into_iter().flatten().for_each(|block| tape.give_back(block));
-        if let Some(grad) = tape.grad(self.before.hidden) {
+        if let Some(grad) = tape.grad(self.before.hidden)? {
             let w = tape.operand(self.weight, dtype)?;
             let (a, b) = (Matrix::rows(d_gates.at(), dtype, rows), Matrix::rows(w.at, dtype, width));
             let (out, start) =
@@ -152,7 +169,7 @@ impl LstmCell {
             tape.release(w);
             tape.put_grad(grad);
         }
-        if let Some(grad) = tape.grad(self.weight) {
+        if let Some(grad) = tape.grad(self.weight)? {
             let h = tape.operand(self.before.hidden, dtype)?;
             let (a, b) = (Matrix::transposed(d_gates.at(), dtype, rows), Matrix::rows(h.at, dtype, width));
             let (out, start) =
@@ -163,7 +180,7 @@ impl LstmCell {
             tape.release(h);
             tape.put_grad(grad);
         }
-        if let Some(grad) = tape.grad(self.bias) {
+        if let Some(grad) = tape.grad(self.bias)? {
             tape.gpu_column_sums(d, batch, rows, grad.view(), grad.accumulate)?;
             tape.put_grad(grad);
         }
@@ -182,10 +199,10 @@ impl Backward for LstmCell {
             return self.gpu_backward(tape, dh, dc);
         }
         let (batch, width) = (self.before.hidden.dims()[0], self.before.hidden.dims()[1]);
-        let mut zeros = tape.scratch(batch * width);
+        let mut zeros = tape.scratch(batch * width)?;
         zeros.f32_mut().fill(0.0);
-        let mut d_gates = tape.scratch(batch * 4 * width);
-        let mut d_cell = tape.scratch(batch * width);
+        let mut d_gates = tape.scratch(batch * 4 * width)?;
+        let mut d_cell = tape.scratch(batch * width)?;
         let (activated, before, after) =
             (tape.f32(self.activated), tape.f32(self.before.cell), tape.f32(self.after.cell));
         let (dh_v, dc_v) = (dh.as_ref().unwrap_or(&zeros).f32(), dc.as_ref().unwrap_or(&zeros).f32());
@@ -207,22 +224,22 @@ impl Backward for LstmCell {
         let room = gemm_scratch_len(batch, width, 4 * width, Layout::Rows)
             .max(gemm_scratch_len(4 * width, width, batch, Layout::Transposed))
             .max(column_sums_scratch_len(batch, 4 * width));
-        let mut scratch = tape.scratch(room);
+        let mut scratch = tape.scratch(room)?;
         let start = |accumulate| if accumulate { Start::C } else { Start::Zero };
-        if let Some(mut grad) = tape.grad(self.before.hidden) {
+        if let Some(mut grad) = tape.grad(self.before.hidden)? {
             let (a, b) = (Mat::rows(d_gates.f32(), 4 * width), Mat::rows(tape.f32(self.weight), width));
             let from = start(grad.accumulate);
             gemm(batch, width, 4 * width, a, b, grad.slice(), width, from, scratch.f32_mut());
             tape.put_grad(grad);
         }
-        if let Some(mut grad) = tape.grad(self.weight) {
+        if let Some(mut grad) = tape.grad(self.weight)? {
             let a = Mat::transposed(d_gates.f32(), 4 * width);
             let b = Mat::rows(tape.f32(self.before.hidden), width);
             let from = start(grad.accumulate);
             gemm(4 * width, width, batch, a, b, grad.slice(), width, from, scratch.f32_mut());
             tape.put_grad(grad);
         }
-        if let Some(mut grad) = tape.grad(self.bias) {
+        if let Some(mut grad) = tape.grad(self.bias)? {
             let accumulate = grad.accumulate;
             column_sums(d_gates.f32(), grad.slice(), accumulate, scratch.f32_mut());
             tape.put_grad(grad);

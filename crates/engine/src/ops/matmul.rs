@@ -26,7 +26,7 @@ impl Tape {
             return Err(Error::ShapeMismatch { op: OP, lhs: a.shape(), rhs: b.shape(), rule });
         }
         let dtype = self.float();
-        let mut out = self.alloc(batch * m * p, dtype);
+        let mut out = self.alloc(batch * m * p, dtype)?;
         if self.gpu().is_some() {
             let (x, y) = (self.operand(a, dtype)?, self.operand(b, dtype)?);
             if let Some(gpu) = self.gpu() {
@@ -44,7 +44,7 @@ impl Tape {
             self.release(y);
         } else {
             let room = packed_len(k, p);
-            let mut scratch = self.scratch(batch * room);
+            let mut scratch = self.scratch(batch * room)?;
             let (av, bv) = (self.f32(a), self.f32(b));
             cpu::chunks2_mut((out.f32_mut(), m * p), (scratch.f32_mut(), room), |i, c, room| {
                 let (a, b) = (Mat::rows(&av[i * m * k..], k), Mat::rows(&bv[i * k * p..], p));
@@ -68,7 +68,7 @@ impl Backward for Matmul {
         if tape.gpu().is_some() {
             let dtype = self.out.dtype();
             let d = Matrix::rows(dc.at(), dtype, p).every(m * p);
-            if let Some(da) = tape.grad(self.a) {
+            if let Some(da) = tape.grad(self.a)? {
                 let other = tape.operand(self.b, dtype)?;
                 let b = Matrix::transposed(other.at, dtype, p).every(k * p);
                 let out = Matrix::rows(da.at(), da.dtype(), k).every(m * k);
@@ -79,7 +79,7 @@ impl Backward for Matmul {
                 tape.release(other);
                 tape.put_grad(da);
             }
-            if let Some(db) = tape.grad(self.b) {
+            if let Some(db) = tape.grad(self.b)? {
                 let other = tape.operand(self.a, dtype)?;
                 let a = Matrix::transposed(other.at, dtype, k).every(m * k);
                 let out = Matrix::rows(db.at(), db.dtype(), p).every(k * p);
@@ -94,9 +94,9 @@ impl Backward for Matmul {
             return Ok(());
         }
         let room = packed_len(p, k).max(packed_len(m, p));
-        let mut scratch = tape.scratch(batch * room);
+        let mut scratch = tape.scratch(batch * room)?;
         let start = |accumulate| if accumulate { Start::C } else { Start::Zero };
-        if let Some(mut da) = tape.grad(self.a) {
+        if let Some(mut da) = tape.grad(self.a)? {
             let (bv, from) = (tape.f32(self.b), start(da.accumulate));
             cpu::chunks2_mut((da.slice(), m * k), (scratch.f32_mut(), room), |i, da, room| {
                 let (x, y) = (Mat::rows(&dc.f32()[i * m * p..], p), Mat::transposed(&bv[i * k * p..], p));
@@ -104,7 +104,7 @@ impl Backward for Matmul {
             });
             tape.put_grad(da);
         }
-        if let Some(mut db) = tape.grad(self.b) {
+        if let Some(mut db) = tape.grad(self.b)? {
             let (av, from) = (tape.f32(self.a), start(db.accumulate));
             cpu::chunks2_mut((db.slice(), k * p), (scratch.f32_mut(), room), |i, db, room| {
                 let (x, y) = (Mat::transposed(&av[i * m * k..], k), Mat::rows(&dc.f32()[i * m * p..], p));

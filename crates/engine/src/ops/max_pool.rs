@@ -1,6 +1,6 @@
 use super::Backward;
 use crate::cpu;
-use crate::cuda::{Arg, Grid};
+use crate::cuda::{Grid, View, kernels};
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// 2x2 maximum, stride 2.
@@ -27,12 +27,11 @@ impl Tape {
         }
         let (out_height, out_width) = (height / 2, width / 2);
         let len = batch * out_height * out_width * channels;
-        let mut out = self.alloc(len, x.dtype());
-        let mut taken = self.alloc(len, DType::U8);
+        let mut out = self.alloc(len, x.dtype())?;
+        let mut taken = self.alloc(len, DType::U8)?;
         if let Some(gpu) = self.gpu() {
-            let (to, taken) = (Arg::View(out.at(), x.dtype()), Arg::At(taken.at()));
-            let args = [to, taken, self.view(x), Arg::U32(out_width), Arg::U32(channels), Arg::U32(len)];
-            gpu.launch("max_pool", Grid::elements(len), &args)?;
+            let (grid, to) = (Grid::elements(gpu, len), View::new(out.at(), x.dtype()));
+            kernels::max_pool(gpu, grid, to, taken.at(), self.view(x), out_width, channels, len)?;
         } else {
             let xv = self.f32(x);
             let line = out_width * channels;
@@ -73,13 +72,13 @@ impl Backward for MaxPool {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
         let (width, channels) = (self.x.dims()[2], self.x.dims()[3]);
         let line = width / 2 * channels;
-        if let Some(mut grad) = tape.grad(self.x) {
+        if let Some(mut grad) = tape.grad(self.x)? {
             let accumulate = grad.accumulate;
             if let Some(gpu) = tape.gpu() {
-                let (n, dy) = (self.x.len(), Arg::View(dy.at(), self.out.dtype()));
-                let sizes = [Arg::U32(width), Arg::U32(channels), Arg::U32(n), Arg::Flag(accumulate)];
-                let args = [&[grad.view(), dy, Arg::At(tape.at(self.taken))], &sizes[..]].concat();
-                gpu.launch("max_pool_gradient", Grid::elements(n), &args)?;
+                let (n, dy) = (self.x.len(), View::new(dy.at(), self.out.dtype()));
+                let (grid, taken) = (Grid::elements(gpu, n), tape.at(self.taken));
+                let (dx, add) = (grad.view(), accumulate);
+                kernels::max_pool_gradient(gpu, grid, dx, dy, taken, width, channels, n, add)?;
             } else {
                 let taken = tape.u8(self.taken);
                 cpu::chunks_mut(grad.slice(), 2 * width * channels, |row, dx| {

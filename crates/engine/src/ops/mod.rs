@@ -1,18 +1,18 @@
 //! The ops, one file each: what it computes, its gradient, its checks.
 
 mod arithmetic;
-mod attention;
+pub(crate) mod attention;
 mod cached_attention;
 mod categorical;
 mod conv;
 mod cross_entropy;
-mod decode;
+pub(crate) mod decode;
 mod dropout;
 mod embedding;
 mod frames;
 mod gpu;
-mod group_norm;
-mod image_blocks;
+pub(crate) mod group_norm;
+pub(crate) mod image_blocks;
 mod labels;
 mod layer_norm;
 mod linear;

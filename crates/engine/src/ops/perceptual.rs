@@ -1,7 +1,7 @@
 use super::Backward;
 use crate::cpu::math::lane_sum;
 use crate::cpu::{self, multiversion};
-use crate::cuda::{Arg, Grid};
+use crate::cuda::{Grid, kernels};
 use crate::rng::{Site, unit};
 use crate::{DType, Error, Result, Tape, Tensor};
 
@@ -48,17 +48,27 @@ impl Tape {
         let site = self.next_site();
         let pixels = a.shape().rows();
         if self.gpu().is_some() {
-            let out = self.alloc(1, DType::F32);
-            let count = pixels.div_ceil(64).min(2112);
-            let sums = self.scratch(2 * count);
+            let out = self.alloc(1, DType::F32)?;
+            // Two waves of eight blocks per multiprocessor: the last of them may end early.
+            let most = self.gpu().map_or(1, |gpu| 16 * gpu.processors());
+            let count = pixels.div_ceil(64).min(most);
+            let sums = self.scratch(2 * count)?;
             if let Some(gpu) = self.gpu() {
-                let tensors = [self.view(a), self.view(b), Arg::At(self.at(weights)), Arg::At(sums.at())];
-                let sizes = [Arg::U32(pixels), Arg::U32(channels), Arg::F32(dropout), self.state()];
-                let args = [&tensors[..], &sizes, &[Arg::U32(site.number() as usize)]].concat();
-                gpu.launch("perceptual", Grid::blocks(count), &args)?;
-                let scale = Arg::F64(1.0 / pixels as f64);
-                let args = [Arg::At(sums.at()), Arg::U32(count), scale, Arg::At(out.at())];
-                gpu.launch("sum_of_parts", Grid::blocks(1), &args)?;
+                kernels::perceptual(
+                    gpu,
+                    Grid::blocks(count),
+                    self.view(a),
+                    self.view(b),
+                    self.at(weights),
+                    sums.at(),
+                    pixels,
+                    channels,
+                    dropout,
+                    self.state(),
+                    site.number() as usize,
+                )?;
+                let scale = 1.0 / pixels as f64;
+                kernels::sum_of_parts(gpu, Grid::blocks(1), sums.at(), count, scale, out.at())?;
             }
             self.give_back(sums);
             let needs_grad = self.any_needs_grad(&[a, b]);
@@ -68,8 +78,8 @@ impl Tape {
             }
             return Ok(out);
         }
-        let mut parts = self.scratch(pixels.div_ceil(PIXELS));
-        let mut masks = self.scratch(pixels.div_ceil(PIXELS) * channels);
+        let mut parts = self.scratch(pixels.div_ceil(PIXELS))?;
+        let mut masks = self.scratch(pixels.div_ceil(PIXELS) * channels)?;
         let (av, bv, wv) = (self.f32(a), self.f32(b), self.f32(weights));
         cpu::chunks2_mut((parts.f32_mut(), 1), (masks.f32_mut(), channels), |i, part, weights| {
             part[0] = 0.0;
@@ -80,7 +90,7 @@ impl Tape {
             }
         });
         let total: f64 = parts.f32().iter().map(|&p| f64::from(p)).sum();
-        let mut out = self.alloc(1, DType::F32);
+        let mut out = self.alloc(1, DType::F32)?;
         out.f32_mut()[0] = (total / pixels as f64) as f32;
         self.give_back(parts);
         self.give_back(masks);
@@ -99,15 +109,23 @@ impl Backward for Perceptual {
         let (pixels, channels) = (self.a.shape().rows(), self.a.shape().last());
         if tape.gpu().is_some() {
             for (input, other) in [(self.a, self.b), (self.b, self.a)] {
-                if let Some(grad) = tape.grad(input) {
+                if let Some(grad) = tape.grad(input)? {
                     if let Some(gpu) = tape.gpu() {
-                        let at = [Arg::At(tape.at(self.weights)), Arg::At(dy.at())];
-                        let tensors = [grad.view(), tape.view(input), tape.view(other)];
-                        let sizes =
-                            [Arg::U32(pixels), Arg::U32(channels), Arg::F32(self.dropout), tape.state()];
-                        let rest = [Arg::U32(self.site.number() as usize), Arg::Flag(grad.accumulate)];
-                        let args = [&tensors[..], &at, &sizes, &rest].concat();
-                        gpu.launch("perceptual_gradient", Grid::warps(pixels), &args)?;
+                        kernels::perceptual_gradient(
+                            gpu,
+                            Grid::warps(gpu, pixels),
+                            grad.view(),
+                            tape.view(input),
+                            tape.view(other),
+                            tape.at(self.weights),
+                            dy.at(),
+                            pixels,
+                            channels,
+                            self.dropout,
+                            tape.state(),
+                            self.site.number() as usize,
+                            grad.accumulate,
+                        )?;
                     }
                     tape.put_grad(grad);
                 }
@@ -117,9 +135,9 @@ impl Backward for Perceptual {
         }
         let factor = dy.f32()[0] / pixels as f32;
         tape.give_back(dy);
-        let mut masks = tape.scratch(pixels.div_ceil(PIXELS) * channels);
+        let mut masks = tape.scratch(pixels.div_ceil(PIXELS) * channels)?;
         for (input, other) in [(self.a, self.b), (self.b, self.a)] {
-            if let Some(mut grad) = tape.grad(input) {
+            if let Some(mut grad) = tape.grad(input)? {
                 let (x, y, w) = (tape.f32(input), tape.f32(other), tape.f32(self.weights));
                 let accumulate = grad.accumulate;
                 cpu::chunks2_mut(

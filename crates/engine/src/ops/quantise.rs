@@ -1,6 +1,6 @@
 use super::Backward;
 use crate::cpu::{self, Layout, Mat, Start, gemm, gemm_scratch_len};
-use crate::cuda::{Arg, Grid, Matrix, Product, parts};
+use crate::cuda::{Grid, Matrix, Product, View, kernels};
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// Nearest entries of a codebook.
@@ -43,11 +43,11 @@ impl Tape {
             return self.gpu_quantise(y, codebook, beta);
         }
         // |y - e|^2 = |y|^2 - 2 y.e + |e|^2, of which |y|^2 is the same for all entries.
-        let mut products = self.alloc(rows * entries, DType::F32);
-        let mut scratch = self.scratch(gemm_scratch_len(rows, entries, width, Layout::Rows));
-        let mut lengths = self.alloc(entries, DType::F32);
-        let mut tokens = self.alloc(rows, DType::I32);
-        let mut embedded = self.alloc(rows * width, DType::F32);
+        let mut products = self.alloc(rows * entries, DType::F32)?;
+        let mut scratch = self.scratch(gemm_scratch_len(rows, entries, width, Layout::Rows))?;
+        let mut lengths = self.alloc(entries, DType::F32)?;
+        let mut tokens = self.alloc(rows, DType::I32)?;
+        let mut embedded = self.alloc(rows * width, DType::F32)?;
         let (yv, table) = (self.f32(y), self.f32(codebook));
         let (a, b) = (Mat::rows(yv, width), Mat::transposed(table, width));
         gemm(rows, entries, width, a, b, products.f32_mut(), entries, Start::Zero, scratch.f32_mut());
@@ -70,7 +70,7 @@ impl Tape {
             out.copy_from_slice(&table[token as usize * width..][..width]);
             squares += f64::from(out.iter().zip(y).map(|(e, y)| (e - y) * (e - y)).sum::<f32>());
         }
-        let mut commitment = self.alloc(1, DType::F32);
+        let mut commitment = self.alloc(1, DType::F32)?;
         commitment.f32_mut()[0] = (squares / y.len() as f64) as f32 * (1.0 + beta);
         self.give_back(products);
         self.give_back(scratch);
@@ -89,13 +89,13 @@ impl Tape {
 
     fn gpu_quantise(&mut self, y: Tensor, codebook: Tensor, beta: f32) -> Result<Quantised> {
         let (rows, entries, width) = (y.shape().rows(), codebook.dims()[0], codebook.dims()[1]);
-        let (dtype, n, count) = (self.float(), y.len(), parts(y.len()));
-        let products = self.scratch(rows * entries);
-        let lengths = self.scratch(entries);
-        let sums = self.scratch(2 * count);
-        let tokens = self.alloc(rows, DType::I32);
-        let (embedded, difference) = (self.alloc(n, dtype), self.alloc(n, DType::F32));
-        let commitment = self.alloc(1, DType::F32);
+        let (dtype, n, count) = (self.float(), y.len(), self.parts(y.len()));
+        let products = self.scratch(rows * entries)?;
+        let lengths = self.scratch(entries)?;
+        let sums = self.scratch(2 * count)?;
+        let tokens = self.alloc(rows, DType::I32)?;
+        let (embedded, difference) = (self.alloc(n, dtype)?, self.alloc(n, DType::F32)?);
+        let commitment = self.alloc(1, DType::F32)?;
         // In f32 on every device: neighbouring entries differ by little.
         let exact = self.operand(y, DType::F32)?;
         if let Some(gpu) = self.gpu() {
@@ -105,18 +105,35 @@ impl Tape {
                 Matrix::transposed(self.at(codebook), DType::F32, width),
                 Matrix::rows(products.at(), DType::F32, entries),
             ))?;
-            let table = Arg::At(self.at(codebook));
+            let table = self.at(codebook);
             for (phase, count) in [(0, entries), (1, rows)] {
-                let tensors = [Arg::At(tokens.at()), Arg::At(products.at()), table, Arg::At(lengths.at())];
-                let sizes = [rows, entries, width, phase].map(Arg::U32);
-                gpu.launch("nearest", Grid::warps(count), &[&tensors[..], &sizes].concat())?;
+                kernels::nearest(
+                    gpu,
+                    Grid::warps(gpu, count),
+                    tokens.at(),
+                    products.at(),
+                    table,
+                    lengths.at(),
+                    rows,
+                    entries,
+                    width,
+                    phase,
+                )?;
             }
-            let results = [Arg::View(embedded.at(), dtype), Arg::At(difference.at()), self.view(y), table];
-            let rest = [Arg::At(tokens.at()), Arg::At(sums.at()), Arg::U32(width), Arg::U32(n)];
-            gpu.launch("quantise", Grid::blocks(count), &[&results[..], &rest].concat())?;
-            let scale = Arg::F64((1.0 + f64::from(beta)) / n as f64);
-            let args = [Arg::At(sums.at()), Arg::U32(count), scale, Arg::At(commitment.at())];
-            gpu.launch("sum_of_parts", Grid::blocks(1), &args)?;
+            kernels::quantise(
+                gpu,
+                Grid::blocks(count),
+                View::new(embedded.at(), dtype),
+                difference.at(),
+                self.view(y),
+                table,
+                tokens.at(),
+                sums.at(),
+                width,
+                n,
+            )?;
+            let scale = (1.0 + f64::from(beta)) / n as f64;
+            kernels::sum_of_parts(gpu, Grid::blocks(1), sums.at(), count, scale, commitment.at())?;
         }
         self.release(exact);
         for block in [products, lengths, sums] {
@@ -141,26 +158,32 @@ impl Quantise {
         let straight = tape.take_grad(self.result.embedded);
         let commitment = tape.take_grad(self.result.commitment);
         let (entries, width, n) = (self.codebook.dims()[0], self.codebook.dims()[1], self.y.len());
-        let pull = Arg::At(commitment.as_ref().map_or(0, |block| block.at()));
-        if let Some(grad) = tape.grad(self.codebook) {
+        let pull = commitment.as_ref().map_or(0, |block| block.at());
+        if let Some(grad) = tape.grad(self.codebook)? {
             let (parts, splits) =
                 tape.gpu_scatter(tape.view(difference), self.result.tokens, entries, width)?;
             if let Some(gpu) = tape.gpu() {
-                let sizes = [n, splits, entries * width].map(Arg::U32);
-                let tensors = [grad.view(), Arg::At(parts.at()), pull];
-                let args = [&tensors[..], &sizes, &[Arg::Flag(grad.accumulate)]].concat();
-                gpu.launch("codebook_gradient", Grid::elements(entries * width), &args)?;
+                let (table, grid) = (entries * width, Grid::elements(gpu, entries * width));
+                let add = grad.accumulate;
+                kernels::codebook_gradient(gpu, grid, grad.view(), parts.at(), pull, n, splits, table, add)?;
             }
             tape.give_back(parts);
             tape.put_grad(grad);
         }
-        if let Some(grad) = tape.grad(self.y) {
+        if let Some(grad) = tape.grad(self.y)? {
             if let Some(gpu) = tape.gpu() {
                 let dtype = self.result.embedded.dtype();
-                let straight = straight.as_ref().map_or(Arg::NOTHING, |block| Arg::View(block.at(), dtype));
-                let tensors = [grad.view(), straight, pull, Arg::At(tape.at(difference))];
-                let sizes = [Arg::F32(self.beta), Arg::U32(n), Arg::Flag(grad.accumulate)];
-                gpu.launch("quantise_gradient", Grid::elements(n), &[&tensors[..], &sizes].concat())?;
+                kernels::quantise_gradient(
+                    gpu,
+                    Grid::elements(gpu, n),
+                    grad.view(),
+                    straight.as_ref().map_or(View::NOTHING, |block| View::new(block.at(), dtype)),
+                    pull,
+                    tape.at(difference),
+                    self.beta,
+                    n,
+                    grad.accumulate,
+                )?;
             }
             tape.put_grad(grad);
         }
@@ -178,7 +201,7 @@ impl Backward for Quantise {
         let commitment = tape.take_grad(self.result.commitment);
         let width = self.codebook.shape().last();
         let pull = commitment.as_ref().map_or(0.0, |g| 2.0 * g.f32()[0] / self.y.len() as f32);
-        if let Some(mut grad) = tape.grad(self.codebook) {
+        if let Some(mut grad) = tape.grad(self.codebook)? {
             let accumulate = grad.accumulate;
             let (y, embedded, tokens) =
                 (tape.f32(self.y), tape.f32(self.result.embedded), tape.i32(self.result.tokens));
@@ -195,7 +218,7 @@ impl Backward for Quantise {
             }
             tape.put_grad(grad);
         }
-        if let Some(mut grad) = tape.grad(self.y) {
+        if let Some(mut grad) = tape.grad(self.y)? {
             let accumulate = grad.accumulate;
             let (y, embedded) = (tape.f32(self.y), tape.f32(self.result.embedded));
             const CHUNK: usize = 1 << 14;

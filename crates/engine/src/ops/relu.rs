@@ -1,6 +1,6 @@
 use super::{Backward, linear};
 use crate::cpu;
-use crate::cuda::{Arg, Grid};
+use crate::cuda::{Grid, View, kernels};
 use crate::{Result, Tape, Tensor};
 
 pub(crate) struct Relu {
@@ -14,11 +14,10 @@ impl Tape {
     /// max(x, 0)
     pub fn relu(&mut self, x: Tensor) -> Result<Tensor> {
         self.check_f32("relu", &[x])?;
-        let mut out = self.alloc(x.len(), x.dtype());
+        let mut out = self.alloc(x.len(), x.dtype())?;
         if let Some(gpu) = self.gpu() {
-            let to = Arg::View(out.at(), x.dtype());
-            let args = [to, self.view(x), Arg::U32(x.len()), Arg::F32(0.0), Arg::F32(0.0)];
-            gpu.launch("relu_values", Grid::elements(x.len()), &args)?;
+            let (n, to) = (x.len(), View::new(out.at(), x.dtype()));
+            kernels::relu_values(gpu, Grid::elements(gpu, n), to, self.view(x), n, 0.0, 0.0)?;
         } else {
             let xv = self.f32(x);
             cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
@@ -39,8 +38,8 @@ impl Backward for Relu {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(mut dy) = tape.take_grad(self.out) else { return Ok(()) };
         if let Some(gpu) = tape.gpu() {
-            let (n, d) = (self.out.len(), Arg::View(dy.at(), self.out.dtype()));
-            gpu.launch("relu_gradient", Grid::elements(n), &[d, tape.view(self.out), Arg::U32(n)])?;
+            let (n, d) = (self.out.len(), View::new(dy.at(), self.out.dtype()));
+            kernels::relu_gradient(gpu, Grid::elements(gpu, n), d, tape.view(self.out), n)?;
         } else {
             let y = tape.f32(self.out);
             cpu::chunks_mut(dy.f32_mut(), CHUNK, |i, dy| linear::relu_gradient(&y[i * CHUNK..], dy));

@@ -1,4 +1,4 @@
-use crate::cuda::{Arg, Grid};
+use crate::cuda::{Grid, kernels};
 use crate::{DType, Error, Result, Tape, Tensor};
 
 const OP: &str = "lambda-returns";
@@ -24,13 +24,12 @@ impl Tape {
             }
         }
         let time = rewards.shape().last();
-        let mut out = self.alloc(rewards.len(), DType::F32);
+        let mut out = self.alloc(rewards.len(), DType::F32)?;
         if let Some(gpu) = self.gpu() {
             let rows = rewards.dims()[0];
-            let (rewards_v, ends, values) = (self.view(rewards), Arg::At(self.at(ends)), self.view(values));
-            let sizes = [Arg::U32(time), Arg::U32(rows), Arg::F32(gamma), Arg::F32(lambda)];
-            let args = [&[Arg::At(out.at()), rewards_v, ends, values], &sizes[..]].concat();
-            gpu.launch("lambda_returns", Grid::elements(rows), &args)?;
+            let (r, e, v) = (self.view(rewards), self.at(ends), self.view(values));
+            let grid = Grid::elements(gpu, rows);
+            kernels::lambda_returns(gpu, grid, out.at(), r, e, v, time, rows, gamma, lambda)?;
             return Ok(self.push(out, rewards.shape(), DType::F32, false));
         }
         let (rewards_v, ends_v, values_v) = (self.f32(rewards), self.i32(ends), self.f32(values));
@@ -51,11 +50,10 @@ impl Tape {
     pub fn alive(&mut self, ends: Tensor) -> Result<Tensor> {
         self.check("alive", ends, DType::I32)?;
         let time = ends.shape().last().max(1);
-        let mut out = self.alloc(ends.len(), DType::F32);
+        let mut out = self.alloc(ends.len(), DType::F32)?;
         if let Some(gpu) = self.gpu() {
             let rows = ends.len() / time;
-            let args = [Arg::At(out.at()), Arg::At(self.at(ends)), Arg::U32(time), Arg::U32(rows)];
-            gpu.launch("alive", Grid::elements(rows), &args)?;
+            kernels::alive(gpu, Grid::elements(gpu, rows), out.at(), self.at(ends), time, rows)?;
             return Ok(self.push(out, ends.shape(), DType::F32, false));
         }
         let rows = out.f32_mut().chunks_exact_mut(time).zip(self.i32(ends).chunks_exact(time));

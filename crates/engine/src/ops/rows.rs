@@ -1,6 +1,6 @@
 //! Tables that outlive steps: reading and writing rows by number.
 
-use crate::cuda::{Arg, Grid};
+use crate::cuda::{Grid, View, kernels};
 use crate::{Buffer, DType, Error, Result, Tape, Tensor};
 
 impl Tape {
@@ -11,17 +11,17 @@ impl Tape {
         let (n, dtype) = (indices.len() * row, table.dtype());
         let shape = table.shape().with_dim(0, indices.len());
         let source = self.buffer(table)?;
-        let mut out = self.alloc(n, dtype);
+        let mut out = self.alloc(n, dtype)?;
         if let Some(gpu) = self.gpu() {
-            let place = |at| if dtype.is_float() { Arg::View(at, dtype) } else { Arg::At(at) };
-            let kernel = match dtype {
-                DType::F32 | DType::BF16 => "gather",
-                DType::I32 => "gather_words",
-                DType::U8 => "gather_bytes",
-            };
-            let sizes = [row, rows, n].map(Arg::U32);
-            let tensors = [place(out.at()), place(self.at(source)), Arg::At(self.at(indices))];
-            gpu.launch(kernel, Grid::elements(n), &[&tensors[..], &sizes].concat())?;
+            let (grid, to, from, at) = (Grid::elements(gpu, n), out.at(), self.at(source), self.at(indices));
+            match dtype {
+                DType::F32 | DType::BF16 => {
+                    let (to, from) = (View::new(to, dtype), View::new(from, dtype));
+                    kernels::gather(gpu, grid, to, from, at, row, rows, n)?;
+                }
+                DType::I32 => kernels::gather_words(gpu, grid, to, from, at, row, rows, n)?,
+                DType::U8 => kernels::gather_bytes(gpu, grid, to, from, at, row, rows, n)?,
+            }
         } else {
             let (bytes, line) = (self.bytes(source), row * dtype.size());
             for (out, &index) in out.all_mut::<u8>().chunks_exact_mut(line.max(1)).zip(self.i32(indices)) {
@@ -47,17 +47,17 @@ impl Tape {
         self.writable(table, values)?;
         if self.gpu().is_some() {
             let (to, n) = (self.buffer_at(table)?, values.len());
-            let float = table.dtype().is_float();
-            let place = |at, dtype| if float { Arg::View(at, dtype) } else { Arg::At(at) };
-            let kernel = match table.dtype() {
-                DType::F32 | DType::BF16 => "scatter_rows",
-                DType::I32 => "scatter_rows_words",
-                DType::U8 => "scatter_rows_bytes",
+            let (from, at) = (self.at(values), self.at(indices));
+            let Some(gpu) = self.gpu() else { return Ok(()) };
+            let grid = Grid::elements(gpu, n);
+            return match table.dtype() {
+                DType::F32 | DType::BF16 => {
+                    let (to, from) = (View::new(to, table.dtype()), View::new(from, values.dtype()));
+                    kernels::scatter_rows(gpu, grid, to, from, at, row, rows, n)
+                }
+                DType::I32 => kernels::scatter_rows_words(gpu, grid, to, from, at, row, rows, n),
+                DType::U8 => kernels::scatter_rows_bytes(gpu, grid, to, from, at, row, rows, n),
             };
-            let tensors = [place(to, table.dtype()), place(self.at(values), values.dtype())];
-            let sizes = [row, rows, n].map(Arg::U32);
-            let args = [&tensors[..], &[Arg::At(self.at(indices))], &sizes].concat();
-            return self.gpu().map_or(Ok(()), |gpu| gpu.launch(kernel, Grid::elements(n), &args));
         }
         for m in 0..indices.len() {
             if let Some(index) = usize::try_from(self.i32(indices)[m]).ok().filter(|&i| i < rows) {
@@ -88,11 +88,11 @@ mod tests {
     /// Rows written and read back, in any order, with padding.
     fn round_trip<T: Element + From<u8> + PartialEq + std::fmt::Debug>() -> Result<()> {
         let device = Device::under_test(1)?;
-        let (table, new) = (device.buffer::<T>("table", [4, 2, 3]), device.buffer::<T>("rows", [3, 2, 3]));
+        let (table, new) = (device.buffer::<T>("table", [4, 2, 3])?, device.buffer::<T>("rows", [3, 2, 3])?);
         let numbers = |from: u8, n: u8| (from..from + n).map(T::from).collect::<Vec<T>>();
         table.write(&numbers(100, 24))?;
         new.write(&numbers(0, 18))?;
-        let (read, at) = (device.buffer::<T>("read", [3, 2, 3]), device.buffer::<i32>("at", [3]));
+        let (read, at) = (device.buffer::<T>("read", [3, 2, 3])?, device.buffer::<i32>("at", [3])?);
         at.write(&[3, -1, 0])?;
         Stepper::new(&device, Key::new(0, 0)).run(|tape| {
             let (rows, to) = (tape.buffer(&new)?, tape.buffer(&at)?);
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn wrong_shapes_are_errors() -> Result<()> {
         let device = Device::under_test(1)?;
-        let table = device.buffer::<f32>("table", [4, 2]);
+        let table = device.buffer::<f32>("table", [4, 2])?;
         Stepper::new(&device, Key::new(0, 0)).run(|tape| {
             let (at, rows) = (integers(tape, &[0, 1]), crate::testing::constant(tape, &[0.0; 6], [2, 3]));
             assert!(matches!(tape.scatter_rows(&table, at, rows), Err(Error::ShapeMismatch { .. })));

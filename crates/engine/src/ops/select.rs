@@ -1,4 +1,4 @@
-use crate::cuda::{Arg, Grid};
+use crate::cuda::{Grid, View, kernels};
 use crate::{DType, Error, Result, Tape, Tensor};
 
 const OP: &str = "select rows";
@@ -17,12 +17,12 @@ impl Tape {
             return Err(Error::ShapeMismatch { op: OP, lhs: mask.shape(), rhs: yes.shape(), rule });
         }
         let dtype = self.joint(&[yes, no]);
-        let mut out = self.alloc(yes.len(), dtype);
+        let mut out = self.alloc(yes.len(), dtype)?;
         let row = yes.len() / mask.len().max(1);
         if let Some(gpu) = self.gpu() {
-            let (n, to, mask) = (yes.len(), Arg::View(out.at(), dtype), Arg::At(self.at(mask)));
-            let args = [to, mask, self.view(yes), self.view(no), Arg::U32(row), Arg::U32(n)];
-            gpu.launch("select_rows", Grid::elements(n), &args)?;
+            let (n, to, mask) = (yes.len(), View::new(out.at(), dtype), self.at(mask));
+            let grid = Grid::elements(gpu, n);
+            kernels::select_rows(gpu, grid, to, mask, self.view(yes), self.view(no), row, n)?;
             return Ok(self.push(out, yes.shape(), dtype, false));
         }
         for (b, &flag) in self.i32(mask).iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Cutting and joining along a dimension: time, mostly.
 
 use super::Backward;
-use crate::cuda::{Arg, Gpu, Grid};
+use crate::cuda::{Gpu, Grid, View, kernels};
 use crate::{Buffer, DType, Error, Result, Shape, Tape, Tensor};
 
 /// A range along one dimension.
@@ -42,21 +42,29 @@ pub(super) fn copy_blocks(
     count: usize,
     add: bool,
 ) -> Result<()> {
-    let kernel = match to.dtype {
-        DType::F32 | DType::BF16 => "copy_blocks",
-        DType::I32 => "copy_blocks_words",
-        DType::U8 => "copy_blocks_bytes",
-    };
     let n = part * count;
-    let place = |b: &Blocks| {
-        let at = if b.dtype.is_float() { Arg::View(b.at, b.dtype) } else { Arg::At(b.at) };
-        [at, Arg::U32(b.start), Arg::U32(b.stride)]
+    let (grid, start, stride) = (Grid::elements(gpu, n), to.start, to.stride);
+    let copy = match to.dtype {
+        DType::F32 | DType::BF16 => {
+            let (to, x) = (View::new(to.at, to.dtype), View::new(from.at, from.dtype));
+            return kernels::copy_blocks(
+                gpu,
+                grid,
+                to,
+                start,
+                stride,
+                x,
+                from.start,
+                from.stride,
+                part,
+                n,
+                add,
+            );
+        }
+        DType::I32 => kernels::copy_blocks_words,
+        DType::U8 => kernels::copy_blocks_bytes,
     };
-    let mut args = [&place(&to)[..], &place(&from), &[Arg::U32(part), Arg::U32(n)]].concat();
-    if to.dtype.is_float() {
-        args.push(Arg::Flag(add));
-    }
-    gpu.launch(kernel, Grid::elements(n), &args)
+    copy(gpu, grid, to.at, start, stride, from.at, from.start, from.stride, part, n)
 }
 
 impl Tape {
@@ -77,7 +85,7 @@ impl Tape {
         }
         let shape = x.shape().with_dim(axis, end - start);
         let (outer, inner) = around(x.shape(), axis);
-        let mut out = self.alloc(shape.len(), x.dtype());
+        let mut out = self.alloc(shape.len(), x.dtype())?;
         if let Some(gpu) = self.gpu() {
             let part = (end - start) * inner;
             let to = Blocks { at: out.at(), dtype: x.dtype(), start: 0, stride: part };
@@ -132,7 +140,7 @@ impl Tape {
         let shape = first.shape().with_dim(axis, total);
         let (outer, inner) = around(shape, axis);
         let dtype = if first.dtype().is_float() { self.joint(inputs) } else { first.dtype() };
-        let mut out = self.alloc(shape.len(), dtype);
+        let mut out = self.alloc(shape.len(), dtype)?;
         let size = if self.gpu().is_some() { 1 } else { dtype.size() };
         let mut at = 0;
         for &input in inputs {
@@ -195,13 +203,13 @@ impl Tape {
 impl Backward for Slice {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        if let Some(mut grad) = tape.grad(self.x) {
+        if let Some(mut grad) = tape.grad(self.x)? {
             let accumulate = grad.accumulate;
             let (outer, inner) = around(self.x.shape(), self.axis);
             let (limit, part) = (self.x.dims()[self.axis], self.out.dims()[self.axis] * inner);
             if let Some(gpu) = tape.gpu() {
                 if !accumulate {
-                    gpu.fill_bytes(grad.at(), 0, self.x.len() * grad.dtype().size());
+                    gpu.fill_bytes(grad.at(), 0, self.x.len() * grad.dtype().size())?;
                 }
                 let (start, stride) = (self.start * inner, limit * inner);
                 let to = Blocks { at: grad.at(), dtype: grad.dtype(), start, stride };
@@ -237,7 +245,7 @@ impl Backward for Concat {
             let input = tape.kept(index);
             let part = input.dims()[self.axis] * inner;
             if input.dtype().is_float()
-                && let Some(mut grad) = tape.grad(input)
+                && let Some(mut grad) = tape.grad(input)?
             {
                 let accumulate = grad.accumulate;
                 if let Some(gpu) = tape.gpu() {
@@ -305,7 +313,7 @@ mod tests {
     #[test]
     fn steps_of_a_recording_are_stored_apart() -> Result<()> {
         let device = crate::Device::under_test(1)?;
-        let recording = device.buffer::<i32>("recording", [2, 3, 2]);
+        let recording = device.buffer::<i32>("recording", [2, 3, 2])?;
         crate::Stepper::new(&device, crate::Key::new(0, 0)).run(|tape| -> Result<()> {
             let x = integers(tape, &[1, 2, 3, 4]);
             let x = tape.reshape(x, [2, 2])?;

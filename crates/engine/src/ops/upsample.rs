@@ -1,6 +1,6 @@
 use super::Backward;
 use crate::cpu;
-use crate::cuda::{Arg, Grid};
+use crate::cuda::{Grid, View, kernels};
 use crate::{Error, Result, Tape, Tensor};
 
 /// Every pixel four times.
@@ -19,11 +19,10 @@ impl Tape {
         let &[batch, height, width, channels] = x.dims() else {
             return Err(Error::BadShape { op: OP, shape: x.shape(), rule: "x is [B, H, W, C]" });
         };
-        let mut out = self.alloc(4 * x.len(), x.dtype());
+        let mut out = self.alloc(4 * x.len(), x.dtype())?;
         if let Some(gpu) = self.gpu() {
-            let (n, to) = (4 * x.len(), Arg::View(out.at(), x.dtype()));
-            let args = [to, self.view(x), Arg::U32(2 * width), Arg::U32(channels), Arg::U32(n)];
-            gpu.launch("upsample", Grid::elements(n), &args)?;
+            let (n, to) = (4 * x.len(), View::new(out.at(), x.dtype()));
+            kernels::upsample(gpu, Grid::elements(gpu, n), to, self.view(x), 2 * width, channels, n)?;
         } else {
             let xv = self.f32(x);
             let line = width * channels;
@@ -52,13 +51,12 @@ impl Backward for Upsample {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
         let (width, channels) = (self.x.dims()[2], self.x.dims()[3]);
         let line = width * channels;
-        if let Some(mut grad) = tape.grad(self.x) {
+        if let Some(mut grad) = tape.grad(self.x)? {
             let accumulate = grad.accumulate;
             if let Some(gpu) = tape.gpu() {
-                let (n, dy) = (self.x.len(), Arg::View(dy.at(), self.out.dtype()));
-                let sizes = [Arg::U32(width), Arg::U32(channels), Arg::U32(n), Arg::Flag(accumulate)];
-                let args = [&[grad.view(), dy], &sizes[..]].concat();
-                gpu.launch("upsample_gradient", Grid::elements(n), &args)?;
+                let (n, dy) = (self.x.len(), View::new(dy.at(), self.out.dtype()));
+                let (grid, dx) = (Grid::elements(gpu, n), grad.view());
+                kernels::upsample_gradient(gpu, grid, dx, dy, width, channels, n, accumulate)?;
             } else {
                 cpu::chunks_mut(grad.slice(), line, |row, dx| {
                     let (top, bottom) = dy.f32()[row * 4 * line..(row + 1) * 4 * line].split_at(2 * line);

@@ -1,7 +1,7 @@
 //! What ops on a GPU ask the tape for: addresses, types, copies.
 
 use super::{Data, Tape};
-use crate::cuda::{Arg, Gpu, Grid};
+use crate::cuda::{Gpu, Grid, View, kernels};
 use crate::memory::Block;
 use crate::{Buffer, DType, Result, Tensor};
 
@@ -56,17 +56,23 @@ impl Tape {
         matches!(self.nodes[tensor.node as usize].data, Data::Bound { .. })
     }
 
-    pub(crate) fn view(&self, tensor: Tensor) -> Arg {
-        Arg::View(self.at(tensor), tensor.dtype)
+    pub(crate) fn view(&self, tensor: Tensor) -> View {
+        View::new(self.at(tensor), tensor.dtype)
     }
 
-    pub(crate) fn view_of(&self, tensor: Option<Tensor>) -> Arg {
-        tensor.map_or(Arg::NOTHING, |t| self.view(t))
+    pub(crate) fn view_of(&self, tensor: Option<Tensor>) -> View {
+        tensor.map_or(View::NOTHING, |t| self.view(t))
     }
 
     /// The key of the step's random numbers on the GPU.
-    pub(crate) fn state(&self) -> Arg {
-        Arg::At(self.state.as_ref().map_or(0, Block::at))
+    pub(crate) fn state(&self) -> u64 {
+        self.state.as_ref().map_or(0, Block::at)
+    }
+
+    /// Parts that a sum over `n` elements is made of on the GPU: a block each, two per multiprocessor at most.
+    pub(crate) fn parts(&self, n: usize) -> usize {
+        const ELEMENTS: usize = 2048;
+        self.gpu().map_or(1, |gpu| n.div_ceil(ELEMENTS).clamp(1, 2 * gpu.processors()))
     }
 
     /// Where a buffer lies on the GPU.
@@ -87,11 +93,10 @@ impl Tape {
         {
             return Ok(Operand::at(self.bound[narrow].block.at() + 2 * start as u64));
         }
-        let copy = self.alloc(tensor.len(), dtype);
+        let copy = self.alloc(tensor.len(), dtype)?;
         if let Some(gpu) = self.gpu() {
-            let args =
-                [Arg::View(copy.at(), dtype), self.view(tensor), Arg::U32(tensor.len()), Arg::Flag(false)];
-            gpu.launch("copy", Grid::elements(tensor.len()), &args)?;
+            let (n, to) = (tensor.len(), View::new(copy.at(), dtype));
+            kernels::copy(gpu, Grid::elements(gpu, n), to, self.view(tensor), n, false)?;
         }
         Ok(Operand::temporary(copy))
     }
@@ -114,7 +119,6 @@ pub(super) fn copy_part(
         let size = to_type.size();
         return gpu.copy(to + (to_start * size) as u64, from + (from_start * size) as u64, len * size);
     }
-    let (to, from) = (Arg::View(to, to_type), Arg::View(from, from_type));
-    let args = [to, Arg::U32(to_start), from, Arg::U32(from_start), Arg::U32(len), Arg::Flag(false)];
-    gpu.launch("copy_at", Grid::elements(len), &args)
+    let (grid, to, from) = (Grid::elements(gpu, len), View::new(to, to_type), View::new(from, from_type));
+    kernels::copy_at(gpu, grid, to, to_start, from, from_start, len, false)
 }

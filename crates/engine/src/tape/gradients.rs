@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Tape;
-use crate::cuda::{Arg, Grid};
+use crate::cuda::{Grid, View, kernels};
 use crate::memory::Block;
 use crate::{DType, Error, Params, Result, Tensor};
 
@@ -27,8 +27,8 @@ impl Grad {
         self.dtype
     }
 
-    pub fn view(&self) -> Arg {
-        Arg::View(self.at(), self.dtype)
+    pub fn view(&self) -> View {
+        View::new(self.at(), self.dtype)
     }
 
     pub fn slice(&mut self) -> &mut [f32] {
@@ -48,11 +48,11 @@ impl Tape {
         if !self.needs_grad(loss) || (loss.node as usize) < self.walked {
             return Err(Error::NoGradient { op: OP });
         }
-        let mut one = self.alloc(1, DType::F32);
+        let mut one = self.alloc(1, DType::F32)?;
         match self.gpu() {
             Some(gpu) => {
-                let args = [Arg::At(self.at(loss)), Arg::I32(gpu.op("the loss")), Arg::At(gpu.fault())];
-                gpu.launch("check_finite", Grid { threads: 1, ..Grid::blocks(1) }, &args)?;
+                let grid = Grid { threads: 1, ..Grid::blocks(1) };
+                kernels::check_finite(gpu, grid, self.at(loss), gpu.op("the loss"), gpu.fault())?;
                 gpu.fill_words(one.at(), 1f32.to_bits(), 1)?;
             }
             None => {
@@ -111,11 +111,11 @@ impl Tape {
 
     /// Takes the gradient of an op's input out to be written or added to; `None` when it needs none. Give it back with
     /// [`put_grad`](Tape::put_grad) before taking another one.
-    pub(crate) fn grad(&mut self, tensor: Tensor) -> Option<Grad> {
+    pub(crate) fn grad(&mut self, tensor: Tensor) -> Result<Option<Grad>> {
         let index = tensor.node as usize;
         let node = &mut self.nodes[index];
         if !node.needs_grad {
-            return None;
+            return Ok(None);
         }
         let (len, dtype) = (node.len, node.dtype);
         let accumulate = node.grad_written || node.grad.is_some();
@@ -123,10 +123,10 @@ impl Tape {
             Some((bound, start)) => (std::mem::take(&mut self.bound[bound].block), start),
             None => match node.grad.take() {
                 Some(block) => (block, 0),
-                None => (self.arena.take(len * dtype.size(), self.device.gpu()), 0),
+                None => (self.arena.take(len * dtype.size(), self.device.gpu())?, 0),
             },
         };
-        Some(Grad { block, start, len, node: tensor.node, accumulate, dtype })
+        Ok(Some(Grad { block, start, len, node: tensor.node, accumulate, dtype }))
     }
 
     pub(crate) fn put_grad(&mut self, grad: Grad) {
@@ -147,7 +147,7 @@ impl Tape {
             node.grad = Some(block);
             return Ok(());
         }
-        if let Some(mut grad) = self.grad(tensor) {
+        if let Some(mut grad) = self.grad(tensor)? {
             self.add_or_set(&mut grad, &block, dtype)?;
             self.put_grad(grad);
         }
@@ -171,9 +171,8 @@ impl Tape {
         let accumulate = grad.accumulate;
         match self.gpu() {
             Some(gpu) => {
-                let args =
-                    [grad.view(), Arg::View(source.at(), dtype), Arg::U32(grad.len), Arg::Flag(accumulate)];
-                gpu.launch("copy", Grid::elements(grad.len), &args)
+                let (n, source) = (grad.len, View::new(source.at(), dtype));
+                kernels::copy(gpu, Grid::elements(gpu, n), grad.view(), source, n, accumulate)
             }
             None => {
                 add_or_set(grad.slice(), source.f32(), accumulate);

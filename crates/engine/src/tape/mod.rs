@@ -8,7 +8,7 @@ use std::sync::Arc;
 pub(crate) use gpu::Operand;
 pub(crate) use gradients::{Grad, add_or_set};
 
-use crate::cuda::{Arg, Grid};
+use crate::cuda::{Grid, View, kernels};
 use crate::device::{Bf16, Element, Slot, from_bf16};
 use crate::memory::{Arena, Block};
 use crate::ops::Record;
@@ -103,9 +103,8 @@ pub struct Tape {
 impl Tape {
     pub(crate) fn new(device: Device, key: Key) -> Tape {
         // Generations are unique over all tapes, so that a tensor of one is refused by another.
-        let state = device.gpu().map(|gpu| Block::zeroed(16, Some(gpu)));
         Tape {
-            state,
+            state: None,
             device,
             arena: Arena::default(),
             nodes: Vec::new(),
@@ -127,11 +126,15 @@ impl Tape {
     }
 
     /// Tells a GPU the step's key.
-    pub(crate) fn prepare(&mut self) {
-        if let (Some(gpu), Some(state)) = (self.device.gpu(), &self.state) {
-            // What goes wrong here goes wrong again, and is reported, when the step's first op is launched.
-            let _ = gpu.enter().and_then(|()| gpu.upload(state.at(), bytemuck::bytes_of(&self.key.words())));
-        }
+    pub(crate) fn prepare(&mut self) -> Result<()> {
+        let Some(gpu) = self.device.gpu() else { return Ok(()) };
+        gpu.enter()?;
+        let words = self.key.words();
+        let state = match &mut self.state {
+            Some(state) => state,
+            none => none.insert(Block::zeroed("the random key", size_of_val(&words), Some(gpu))?),
+        };
+        gpu.upload(state.at(), bytemuck::bytes_of(&words))
     }
 
     /// Ends the step: blocks go back to the arena, bound buffers to their owners.
@@ -145,10 +148,11 @@ impl Tape {
             }
         }
         for mut bound in self.bound.drain(..) {
-            // What a failed op had taken out is gone; its owner gets zeros.
+            // What a failed op had taken out is gone; its owner gets zeros, or stays without memory if there is none.
             let bytes = bound.slot.shape.len() * bound.slot.dtype.size();
             if bytes > 0 && bound.block.is_lost() {
-                bound.block = Block::zeroed(bytes, self.device.gpu());
+                let Ok(zeros) = Block::zeroed(&bound.slot.name, bytes, self.device.gpu()) else { continue };
+                bound.block = zeros;
             }
             bound.slot.put(bound.block);
         }
@@ -294,9 +298,8 @@ impl Tape {
         }
         let bound = self.bind(buffer)?;
         if let Some(gpu) = self.gpu() {
-            let to = Arg::View(self.bound[bound].block.at() + 4 * index as u64, DType::F32);
-            let args = [to, self.view(scalar), Arg::U32(1), Arg::Flag(true)];
-            return gpu.launch("copy", Grid::blocks(1), &args);
+            let to = View::new(self.bound[bound].block.at() + 4 * index as u64, DType::F32);
+            return kernels::copy(gpu, Grid::blocks(1), to, self.view(scalar), 1, true);
         }
         let value = self.f32(scalar)[0];
         self.bound[bound].block.f32_mut()[index] += value;
@@ -305,12 +308,12 @@ impl Tape {
 
     // ---- for ops: allocation, data, recording ----
 
-    pub(crate) fn alloc(&mut self, len: usize, dtype: DType) -> Block {
+    pub(crate) fn alloc(&mut self, len: usize, dtype: DType) -> Result<Block> {
         self.arena.take(len * dtype.size(), self.device.gpu())
     }
 
     /// Working memory of one op, in f32s.
-    pub(crate) fn scratch(&mut self, len: usize) -> Block {
+    pub(crate) fn scratch(&mut self, len: usize) -> Result<Block> {
         self.alloc(len, DType::F32)
     }
 
@@ -451,7 +454,7 @@ impl Tape {
         if !self.needs_grad(tensor) {
             return Ok(tensor);
         }
-        let mut block = self.alloc(tensor.len(), tensor.dtype);
+        let mut block = self.alloc(tensor.len(), tensor.dtype)?;
         match self.gpu() {
             Some(gpu) => gpu.copy(block.at(), self.at(tensor), tensor.len() * tensor.dtype.size())?,
             None => block.all_mut::<u8>().copy_from_slice(self.bytes(tensor)),

@@ -40,7 +40,7 @@ fn check(
         params.set(input, &numbers(&case["inputs"][input]))?;
     }
     let expected = numbers(&case["out"]);
-    let weights = device.buffer::<f32>("weights", [expected.len()]);
+    let weights = device.buffer::<f32>("weights", [expected.len()])?;
     let steps = (expected.len().max(2) - 1) as f32;
     weights.write(&(0..expected.len()).map(|i| -1.0 + 2.0 * i as f32 / steps).collect::<Vec<_>>())?;
     let out = Stepper::new(&device, Key::new(0, 0)).run(|tape| -> Result<Vec<f32>> {
@@ -112,13 +112,13 @@ fn golden_lstm() -> Result<()> {
 #[test]
 fn golden_categoricals() -> Result<()> {
     let device = Device::under_test(1)?;
-    let labels = device.buffer::<i32>("labels", [3]);
+    let labels = device.buffer::<i32>("labels", [3])?;
     labels.write(&[2, -100, 0])?;
     check("cross_entropy", &[("x", &[3, 4])], |tape, x| {
         let labels = tape.buffer(&labels)?;
         tape.cross_entropy(x[0], labels)
     })?;
-    let choices = device.buffer::<i32>("choices", [3]);
+    let choices = device.buffer::<i32>("choices", [3])?;
     choices.write(&[2, 3, 0])?;
     check("log_prob", &[("x", &[3, 4])], |tape, x| {
         let choices = tape.buffer(&choices)?;
@@ -131,7 +131,7 @@ fn golden_categoricals() -> Result<()> {
 fn golden_optimisers() -> Result<()> {
     let golden = golden();
     let device = Device::under_test(1)?;
-    let slope = device.buffer::<f32>("slope", [3]);
+    let slope = device.buffer::<f32>("slope", [3])?;
     slope.write(&[12.0f32, -5.0, 0.0])?;
     for (name, weight_decay) in [("adam", 0.0), ("adamw", 0.1)] {
         let mut builder = ParamsBuilder::new();
@@ -169,7 +169,7 @@ fn golden_temperatures() -> Result<()> {
     let rows = 20_000;
     let logits = numbers(&golden["logits"]);
     let device = Device::under_test(2)?;
-    let buffer = device.buffer::<f32>("logits", [rows, 4]);
+    let buffer = device.buffer::<f32>("logits", [rows, 4])?;
     buffer.write(&logits.repeat(rows))?;
     let mut stepper = Stepper::new(&device, Key::new(1, 0));
     for (temperature, expected) in golden["temperatures"].as_object().unwrap() {

@@ -127,7 +127,7 @@ fn attention_agrees() -> Result<()> {
     }
     let results = Isa::available().iter().map(|&isa| -> Result<Vec<f32>> {
         let device = Device::cpu_with(isa, 2);
-        let mut cache = KvCache::new(&device, 1, 2, 3, 20, 40);
+        let mut cache = KvCache::new(&device, 1, 2, 3, 20, 40)?;
         let mut all = Vec::new();
         for (step, tokens) in [7, 1, 1].into_iter().enumerate() {
             all.extend(Stepper::new(&device, Key::new(0, 0)).infer(|tape| -> Result<Vec<f32>> {

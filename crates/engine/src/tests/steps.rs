@@ -154,15 +154,15 @@ struct Run {
 impl Run {
     fn new(threads: usize) -> Result<Run> {
         let device = Device::under_test(threads)?;
-        let frames = device.buffer::<u8>("frames", [6, 16, 16, 3]);
+        let frames = device.buffer::<u8>("frames", [6, 16, 16, 3])?;
         frames.write(
             &(0..6 * 16 * 16 * 3).map(|i| (i / (16 * 16 * 3) * 30 + i * 37 % 97) as u8).collect::<Vec<_>>(),
         )?;
-        let labels = device.buffer::<i32>("labels", [6]);
+        let labels = device.buffer::<i32>("labels", [6])?;
         labels.write(&[0, 1, 2, 3, 4, -1])?;
         Ok(Run {
             net: Net::new(&device)?,
-            loss: device.buffer::<f32>("loss", [1]),
+            loss: device.buffer::<f32>("loss", [1])?,
             stepper: Stepper::new(&device, Key::new(5, 1)),
             watched: false,
             recorded: false,
@@ -241,7 +241,7 @@ fn a_recorded_step_computes_the_same() -> Result<()> {
 #[test]
 fn a_recorded_step_leaves_other_buffers_alone() -> Result<()> {
     let device = Device::under_test(1)?;
-    let (bound, other) = (device.buffer::<i32>("bound", [4]), device.buffer::<i32>("other", [4]));
+    let (bound, other) = (device.buffer::<i32>("bound", [4])?, device.buffer::<i32>("other", [4])?);
     let mut stepper = Stepper::new(&device, Key::new(0, 0));
     let mut run = |other: &(dyn Fn() -> Result<()> + Sync)| {
         stepper.run_recorded(("step", 0), |tape| {
@@ -254,7 +254,7 @@ fn a_recorded_step_leaves_other_buffers_alone() -> Result<()> {
         |other| other.write(&[1i32; 4]),
         |other| other.read::<i32>().map(|_| ()),
         |other| {
-            other.device().buffer::<i32>("new", [4]);
+            other.device().buffer::<i32>("new", [4])?;
             Ok(())
         },
     ];
@@ -275,7 +275,7 @@ fn a_recorded_step_leaves_other_buffers_alone() -> Result<()> {
 #[test]
 fn buffers_of_another_device_are_refused() -> Result<()> {
     let (device, cpu) = (Device::under_test(1)?, Device::cpu(Some(1))?);
-    let foreign = cpu.buffer::<f32>("foreign", [3]);
+    let foreign = cpu.buffer::<f32>("foreign", [3])?;
     let result = Stepper::new(&device, Key::new(0, 0)).run(|tape| tape.buffer(&foreign).map(|_| ()));
     match device.is_gpu() {
         true => assert_eq!(result, Err(Error::OtherDevice { name: "foreign".into() })),
@@ -393,7 +393,7 @@ fn gradients_are_never_silently_old_or_missing() -> Result<()> {
 #[test]
 fn what_a_gradient_needs_cannot_be_overwritten() -> Result<()> {
     let run = &mut Run::new(1)?;
-    let carried = run.device.buffer::<f32>("carried", [6, CHANNELS]);
+    let carried = run.device.buffer::<f32>("carried", [6, CHANNELS])?;
     let Run { net, stepper, .. } = run;
     let error = stepper.run(|tape| -> Result<()> {
         let state = tape.buffer(&carried)?;
@@ -420,9 +420,9 @@ fn a_handle_of_another_network_is_refused() -> Result<()> {
 #[test]
 fn empty_tensors_are_refused() -> Result<()> {
     let device = Device::under_test(1)?;
-    let image = device.buffer::<f32>("image", [0, 4, 4, 3]);
-    let weight = device.buffer::<f32>("weight", [2, 3, 3, 3]);
-    let bias = device.buffer::<f32>("bias", [2]);
+    let image = device.buffer::<f32>("image", [0, 4, 4, 3])?;
+    let weight = device.buffer::<f32>("weight", [2, 3, 3, 3])?;
+    let bias = device.buffer::<f32>("bias", [2])?;
     Stepper::new(&device, Key::new(0, 0)).run(|tape| {
         let (x, w, b) = (tape.buffer(&image)?, tape.buffer(&weight)?, tape.buffer(&bias)?);
         let refused =

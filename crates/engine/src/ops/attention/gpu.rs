@@ -1,7 +1,7 @@
 //! Attention on a GPU: with its scores in registers where the heads are 64 wide, otherwise through matrix products.
 
 use super::{Attention, Setup};
-use crate::cuda::{Arg, Gpu, Grid, Matrix, Product};
+use crate::cuda::{Gpu, Grid, Matrix, Product, View, kernels};
 use crate::memory::Block;
 use crate::tape::Operand;
 use crate::{DType, Result, Tape, Tensor};
@@ -22,17 +22,26 @@ impl Tape {
         let [q, k, v] = inputs.map(|x| self.operand(x, dtype).and_then(|x| self.gpu_heads(setup, x)));
         let (q, k, v) = (q?, k?, v?);
         let (rows, stride) = (setup.batch * setup.heads * setup.time, setup.stride());
-        let scores = self.scratch(rows * stride);
-        let weights = self.alloc(rows * stride, dtype);
-        let apart = (setup.heads > 1).then(|| self.alloc(rows * setup.head_width(), dtype));
+        let scores = self.scratch(rows * stride)?;
+        let weights = self.alloc(rows * stride, dtype)?;
+        let apart = (setup.heads > 1).then(|| self.alloc(rows * setup.head_width(), dtype)).transpose()?;
         if let Some(gpu) = self.gpu() {
             gpu.product(&setup.scores(q.at, k.at, scores.at(), dtype))?;
-            let [causal, scale, rate] =
-                [Arg::Flag(setup.causal), Arg::F32(setup.scale()), Arg::F32(setup.dropout)];
-            let tensors = [Arg::At(scores.at()), Arg::View(weights.at(), dtype), Arg::At(normaliser.at())];
-            let sizes = [rows, setup.time, stride].map(Arg::U32);
-            let draw = [causal, scale, rate, self.state(), Arg::U32(setup.site.number() as usize)];
-            gpu.launch("attention_softmax", Grid::rows(rows), &[&tensors[..], &sizes, &draw].concat())?;
+            kernels::attention_softmax(
+                gpu,
+                Grid::rows(rows),
+                scores.at(),
+                View::new(weights.at(), dtype),
+                normaliser.at(),
+                rows,
+                setup.time,
+                stride,
+                setup.causal,
+                setup.scale(),
+                setup.dropout,
+                self.state(),
+                setup.site.number() as usize,
+            )?;
             let to = apart.as_ref().map_or(out.at(), Block::at);
             gpu.product(&setup.blend(weights.at(), false, v.at, (to, dtype), false, dtype))?;
             if let Some(apart) = &apart {
@@ -59,9 +68,22 @@ impl Tape {
         let [q, k, v] = inputs.map(|x| self.operand(x, DType::BF16));
         let (q, k, v) = (q?, k?, v?);
         if let Some(gpu) = self.gpu() {
-            let tensors = [out.at(), normaliser.at(), q.at, k.at, v.at].map(Arg::At);
-            let args = [&tensors[..], &setup.flash_args(self.state())].concat();
-            gpu.launch("flash_forward", setup.flash_grid(), &args)?;
+            kernels::flash_forward(
+                gpu,
+                setup.flash_grid(),
+                out.at(),
+                normaliser.at(),
+                q.at,
+                k.at,
+                v.at,
+                setup.time,
+                setup.heads,
+                setup.causal,
+                setup.scale(),
+                setup.dropout,
+                self.state(),
+                setup.site.number() as usize,
+            )?;
         }
         for operand in [q, k, v] {
             self.release(operand);
@@ -75,7 +97,7 @@ impl Tape {
             return Ok(x);
         }
         let dtype = self.float();
-        let apart = self.alloc(setup.batch * setup.time * setup.width, dtype);
+        let apart = self.alloc(setup.batch * setup.time * setup.width, dtype)?;
         if let Some(gpu) = self.gpu() {
             setup.launch_heads(gpu, (apart.at(), dtype), (x.at, dtype), false, false)?;
         }
@@ -84,22 +106,18 @@ impl Tape {
     }
 }
 
+/// Head width that the kernels that keep scores in registers are written for.
+pub(crate) const FLASH_HEAD: usize = 64;
+
 /// How the heads lie on a GPU: inputs and results [B, heads, T, d], scores [B, heads, T, stride].
 impl Setup {
     /// Whether the kernels that keep scores in registers can do it.
     fn is_flash(&self, dtype: DType) -> bool {
-        dtype == DType::BF16 && self.head_width() == 64
+        dtype == DType::BF16 && self.head_width() == FLASH_HEAD
     }
 
     fn flash_grid(&self) -> Grid {
         Grid { blocks: (self.time.div_ceil(64), self.batch * self.heads), threads: 128, shared: 0 }
-    }
-
-    /// What all of them take after their tensors.
-    fn flash_args(&self, state: Arg) -> [Arg; 7] {
-        let site = Arg::U32(self.site.number() as usize);
-        let (causal, scale, rate) = (Arg::Flag(self.causal), Arg::F32(self.scale()), Arg::F32(self.dropout));
-        [Arg::U32(self.time), Arg::U32(self.heads), causal, scale, rate, state, site]
     }
 
     /// Columns of a row of scores, a multiple of what tensor cores like.
@@ -162,10 +180,8 @@ impl Setup {
         add: bool,
     ) -> Result<()> {
         let n = self.batch * self.time * self.width;
-        let (to, from) = (Arg::View(out.0, out.1), Arg::View(x.0, x.1));
-        let sizes = [self.time, self.heads, self.head_width(), n].map(Arg::U32);
-        let args = [&[to, from], &sizes[..], &[Arg::Flag(joining), Arg::Flag(add)]].concat();
-        gpu.launch("swap_heads", Grid::elements(n), &args)
+        let (grid, to, from) = (Grid::elements(gpu, n), View::new(out.0, out.1), View::new(x.0, x.1));
+        kernels::swap_heads(gpu, grid, to, from, self.time, self.heads, self.head_width(), n, joining, add)
     }
 }
 
@@ -175,28 +191,61 @@ impl Attention {
         let [q, k, v] = [self.q, self.k, self.v].map(|x| tape.operand(x, DType::BF16));
         let (q, k, v) = (q?, k?, v?);
         let rows = setup.batch * setup.heads * setup.time;
-        let inner = tape.scratch(rows);
-        let common = [q.at, k.at, v.at, d_out.at(), tape.at(self.normaliser), inner.at()].map(Arg::At);
-        let common = [&common[..], &setup.flash_args(tape.state())].concat();
+        let inner = tape.scratch(rows)?;
+        let (normaliser, site) = (tape.at(self.normaliser), setup.site.number() as usize);
         if let Some(gpu) = tape.gpu() {
-            let tensors = [inner.at(), tape.at(self.out), d_out.at()].map(Arg::At);
-            let sizes = [setup.time, setup.heads, rows].map(Arg::U32);
-            gpu.launch("flash_inner", Grid::warps(rows), &[&tensors[..], &sizes].concat())?;
+            let (grid, y) = (Grid::warps(gpu, rows), tape.at(self.out));
+            kernels::flash_inner(gpu, grid, inner.at(), y, d_out.at(), setup.time, setup.heads, rows)?;
         }
-        if let Some(dq) = tape.grad(self.q) {
+        if let Some(dq) = tape.grad(self.q)? {
             if let Some(gpu) = tape.gpu() {
-                let args = [&[dq.view()], &common[..], &[Arg::Flag(dq.accumulate)]].concat();
-                gpu.launch("flash_gradient_queries", setup.flash_grid(), &args)?;
+                kernels::flash_gradient_queries(
+                    gpu,
+                    setup.flash_grid(),
+                    dq.view(),
+                    q.at,
+                    k.at,
+                    v.at,
+                    d_out.at(),
+                    normaliser,
+                    inner.at(),
+                    setup.time,
+                    setup.heads,
+                    setup.causal,
+                    setup.scale(),
+                    setup.dropout,
+                    tape.state(),
+                    site,
+                    dq.accumulate,
+                )?;
             }
             tape.put_grad(dq);
         }
         // Keys and values come from one kernel, into blocks of their own: one of them may be an input twice.
         if tape.any_needs_grad(&[self.k, self.v]) {
-            let [dk, dv] = [(); 2].map(|()| tape.alloc(self.k.len(), DType::BF16));
+            let (dk, dv) = (tape.alloc(self.k.len(), DType::BF16)?, tape.alloc(self.k.len(), DType::BF16)?);
             if let Some(gpu) = tape.gpu() {
-                let to = [&dk, &dv].map(|block| Arg::View(block.at(), DType::BF16));
-                let args = [&to[..], &common, &[Arg::Flag(false), Arg::Flag(false)]].concat();
-                gpu.launch("flash_gradient_keys", setup.flash_grid(), &args)?;
+                kernels::flash_gradient_keys(
+                    gpu,
+                    setup.flash_grid(),
+                    View::new(dk.at(), DType::BF16),
+                    View::new(dv.at(), DType::BF16),
+                    q.at,
+                    k.at,
+                    v.at,
+                    d_out.at(),
+                    normaliser,
+                    inner.at(),
+                    setup.time,
+                    setup.heads,
+                    setup.causal,
+                    setup.scale(),
+                    setup.dropout,
+                    tape.state(),
+                    site,
+                    false,
+                    false,
+                )?;
             }
             tape.hand_grad(self.k, dk, DType::BF16)?;
             tape.hand_grad(self.v, dv, DType::BF16)?;
@@ -219,20 +268,33 @@ impl Attention {
         let (q, k, v) = (q?, k?, v?);
         let d_apart = tape.gpu_heads(&setup, Operand::at(d_out.at()))?;
         let (rows, stride) = (setup.batch * setup.heads * setup.time, setup.stride());
-        let (scores, d_scores) = (tape.scratch(rows * stride), tape.scratch(rows * stride));
-        let (weights, d_weights) = (tape.alloc(rows * stride, dtype), tape.alloc(rows * stride, dtype));
-        let apart = (setup.heads > 1).then(|| tape.alloc(rows * setup.head_width(), dtype));
+        let (scores, d_scores) = (tape.scratch(rows * stride)?, tape.scratch(rows * stride)?);
+        let (weights, d_weights) = (tape.alloc(rows * stride, dtype)?, tape.alloc(rows * stride, dtype)?);
+        let apart = (setup.heads > 1).then(|| tape.alloc(rows * setup.head_width(), dtype)).transpose()?;
         if let Some(gpu) = tape.gpu() {
             gpu.product(&setup.scores(q.at, k.at, scores.at(), dtype))?;
             gpu.product(&setup.scores(d_apart.at, v.at, d_scores.at(), dtype))?;
-            let view = |block: &Block| Arg::View(block.at(), dtype);
-            let tensors = [Arg::At(scores.at()), Arg::At(d_scores.at()), view(&weights), view(&d_weights)];
-            let results = [Arg::At(tape.at(self.normaliser)), tape.view(self.out), view(&d_out)];
-            let sizes = [rows, setup.time, stride, setup.heads, setup.head_width()].map(Arg::U32);
-            let draw = [Arg::F32(setup.dropout), tape.state(), Arg::U32(setup.site.number() as usize)];
-            let how = [Arg::Flag(setup.causal), Arg::F32(setup.scale())];
-            let args = [&tensors[..], &results, &sizes, &how, &draw].concat();
-            gpu.launch("attention_gradient", Grid::rows(rows), &args)?;
+            kernels::attention_gradient(
+                gpu,
+                Grid::rows(rows),
+                scores.at(),
+                d_scores.at(),
+                View::new(weights.at(), dtype),
+                View::new(d_weights.at(), dtype),
+                tape.at(self.normaliser),
+                tape.view(self.out),
+                View::new(d_out.at(), dtype),
+                rows,
+                setup.time,
+                stride,
+                setup.heads,
+                setup.head_width(),
+                setup.causal,
+                setup.scale(),
+                setup.dropout,
+                tape.state(),
+                setup.site.number() as usize,
+            )?;
         }
         // dq = ds k, dk = ds^T q, dv = weights^T d_out
         for (input, left, transposed, right) in [
@@ -240,7 +302,7 @@ impl Attention {
             (self.k, d_weights.at(), true, q.at),
             (self.v, weights.at(), true, d_apart.at),
         ] {
-            if let Some(grad) = tape.grad(input) {
+            if let Some(grad) = tape.grad(input)? {
                 let (target, add) = ((grad.at(), grad.dtype()), grad.accumulate);
                 if let Some(gpu) = tape.gpu() {
                     match &apart {

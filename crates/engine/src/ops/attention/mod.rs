@@ -1,5 +1,7 @@
 mod gpu;
 
+pub(crate) use gpu::FLASH_HEAD;
+
 use super::Backward;
 use crate::cpu::{self, Mat, Packed, Start, gemm_packed, gemm_serial, math, multiversion, packed_len};
 use crate::rng::{Site, unit};
@@ -77,13 +79,13 @@ impl Tape {
         let site = self.next_site();
         let setup = Setup { batch, time, width, heads, causal, dropout, site };
         let dtype = self.float();
-        let mut out = self.alloc(batch * time * width, dtype);
-        let mut normaliser = self.alloc(batch * heads * time, DType::F32);
+        let mut out = self.alloc(batch * time * width, dtype)?;
+        let mut normaliser = self.alloc(batch * heads * time, DType::F32)?;
         if self.gpu().is_some() {
             self.gpu_attention(&setup, [q, k, v], &out, &normaliser)?;
         } else {
             let room = setup.forward_room();
-            let mut scratch = self.scratch(batch * heads * room);
+            let mut scratch = self.scratch(batch * heads * room)?;
             let (qv, kv, vv) = (self.f32(q), self.f32(k), self.f32(v));
             cpu::chunks2_mut(
                 (scratch.f32_mut(), room),
@@ -264,14 +266,14 @@ impl Backward for Attention {
         }
         let setup = self.setup;
         let room = setup.backward_room();
-        let mut scratch = tape.scratch(setup.batch * setup.heads * room);
+        let mut scratch = tape.scratch(setup.batch * setup.heads * room)?;
         let qkv = (tape.f32(self.q), tape.f32(self.k), tape.f32(self.v));
         let (out, normaliser) = (tape.f32(self.out), tape.f32(self.normaliser));
         cpu::chunks_mut(scratch.f32_mut(), room, |i, room| {
             setup.backward_head(i, qkv, (out, d_out.f32()), normaliser, room);
         });
         for (part, input) in [self.q, self.k, self.v].into_iter().enumerate() {
-            if let Some(mut grad) = tape.grad(input) {
+            if let Some(mut grad) = tape.grad(input)? {
                 let (offset, accumulate) = (part * setup.time * setup.head_width(), grad.accumulate);
                 setup.join_heads(scratch.f32(), room, offset, grad.slice(), accumulate);
                 tape.put_grad(grad);

@@ -1,10 +1,10 @@
 mod gpu;
 
-use gpu::{FORWARD_BLOCKS, KEEPERS, Sums};
+pub(crate) use gpu::takes_shapes;
 
 use super::Backward;
 use crate::cpu::{self, math, multiversion};
-use crate::cuda::{Arg, Grid};
+
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// Group normalisation over NHWC images, optionally followed by swish (x * sigmoid(x)) in the same pass.
@@ -50,37 +50,12 @@ impl Tape {
         }
         let image = height * width * channels;
         let dtype = self.float();
-        let mut out = self.alloc(x.len(), dtype);
-        let mut statistics = self.alloc(batch * 2 * channels, DType::F32);
-        let sums = Sums::of(x, FORWARD_BLOCKS);
-        if let Some(gpu) = self.gpu().filter(|_| sums.fits_one_block()) {
-            let (to, statistics) = (Arg::View(out.at(), dtype), Arg::At(statistics.at()));
-            let (gain, shift) = (Arg::At(self.at(gain)), Arg::At(self.at(shift)));
-            let sizes = [sums.pixels, channels, groups].map(Arg::U32);
-            let tensors = [to, statistics, self.view(x), gain, shift];
-            let args = [&tensors[..], &sizes, &[Arg::F32(epsilon), Arg::Flag(swish)]].concat();
-            gpu.launch("group_norm_whole", sums.whole_grid(), &args)?;
-        } else if let Some((kernel, grid)) = self.keeper_for(&KEEPERS, &sums, &[x.dtype()], groups) {
-            let at = [out.at(), statistics.at(), self.at(x), self.at(gain), self.at(shift)].map(Arg::At);
-            let sizes = [sums.pixels, channels, groups].map(Arg::U32);
-            let args = [&at[..], &sizes, &[Arg::F32(epsilon), Arg::Flag(swish)]].concat();
-            self.gpu().map_or(Ok(()), |gpu| gpu.launch(kernel, grid, &args))?;
-        } else if self.gpu().is_some() {
-            let parts = self.scratch(sums.len());
-            if let Some(gpu) = self.gpu() {
-                let sizes = [sums.pixels, channels, sums.splits].map(Arg::U32);
-                let args = [&[self.view(x), Arg::At(parts.at())], &sizes[..]].concat();
-                gpu.launch("group_norm_sums", sums.grid(), &args)?;
-                let (to, at) = (Arg::View(out.at(), dtype), [statistics.at(), parts.at()].map(Arg::At));
-                let (gain, shift) = (Arg::At(self.at(gain)), Arg::At(self.at(shift)));
-                let tensors = [to, at[0], self.view(x), at[1], gain, shift];
-                let rest = [Arg::U32(groups), Arg::F32(epsilon), Arg::Flag(swish)];
-                let grid = Grid { shared: 20 * channels, ..sums.grid() };
-                gpu.launch("group_norm", grid, &[&tensors[..], &sizes, &rest].concat())?;
-            }
-            self.give_back(parts);
+        let mut out = self.alloc(x.len(), dtype)?;
+        let mut statistics = self.alloc(batch * 2 * channels, DType::F32)?;
+        if self.gpu().is_some() {
+            self.gpu_group_norm(x, [gain, shift], groups, epsilon, swish, &out, &statistics)?;
         } else {
-            let mut scratch = self.scratch(batch * 2 * channels);
+            let mut scratch = self.scratch(batch * 2 * channels)?;
             let (xv, gain_v, shift_v) = (self.f32(x), self.f32(gain), self.f32(shift));
             cpu::chunks2_mut_of(
                 x.len(),
@@ -124,7 +99,7 @@ impl Backward for GroupNorm {
         let &[batch, height, width, channels] = self.x.dims() else { return Ok(()) };
         let image = height * width * channels;
         // Per image: sums over pixels of du and of du * xhat, the parts of the gradients of shift and gain.
-        let mut parts = tape.scratch(batch * 2 * channels);
+        let mut parts = tape.scratch(batch * 2 * channels)?;
         let (x, gain, shift) = (tape.f32(self.x), tape.f32(self.gain), tape.f32(self.shift));
         let statistics = tape.f32(self.statistics);
         cpu::chunks2_mut((dy.f32_mut(), image), (parts.f32_mut(), 2 * channels), |b, dy, sums| {
@@ -133,8 +108,8 @@ impl Backward for GroupNorm {
         });
         // dy is now the gradient before swish. dx = inverse * (du * gain - S1 / m - xhat * S2 / m), with S1 and S2 the group's sums of
         // du * gain and du * gain * xhat.
-        let mut factors = tape.scratch(batch * 3 * channels);
-        if let Some(mut dx) = tape.grad(self.x) {
+        let mut factors = tape.scratch(batch * 3 * channels)?;
+        if let Some(mut dx) = tape.grad(self.x)? {
             let (gain, statistics, x) = (tape.f32(self.gain), tape.f32(self.statistics), tape.f32(self.x));
             let (parts, dy, accumulate) = (parts.f32(), dy.f32(), dx.accumulate);
             let per_group = channels / self.groups;
@@ -162,7 +137,7 @@ impl Backward for GroupNorm {
         }
         tape.give_back(factors);
         for (part, parameter) in [(0, self.shift), (1, self.gain)] {
-            if let Some(mut grad) = tape.grad(parameter) {
+            if let Some(mut grad) = tape.grad(parameter)? {
                 let accumulate = grad.accumulate;
                 let grad_v = grad.slice();
                 if !accumulate {
@@ -453,7 +428,7 @@ mod tests {
     /// Images of all bytes.
     fn frames(tape: &mut Tape, image: [usize; 4]) -> Result<Tensor> {
         let bytes: Vec<u8> = (0..image.iter().product::<usize>()).map(|i| (i * 89 % 251) as u8).collect();
-        let mut block = tape.alloc(bytes.len(), DType::U8);
+        let mut block = tape.alloc(bytes.len(), DType::U8)?;
         block.write(0, &bytes)?;
         let bytes = tape.push(block, image, DType::U8, false);
         tape.frames(bytes, 1.0 / 128.0, -1.0)
