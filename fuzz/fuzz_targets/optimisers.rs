@@ -5,11 +5,11 @@ use std::sync::LazyLock;
 
 static AGENT: LazyLock<agent::Agent> = LazyLock::new(|| {
     let device = engine::Device::cpu(Some(1)).unwrap();
-    agent::fuzzing::small_agent(&device).unwrap()
+    agent::fuzzing::tiny_agent(&device).unwrap()
 });
 
 fuzz::target! {
-    seeds: vec![agent::fuzzing::optimisers_of(&AGENT).unwrap()],
+    seeds: vec![agent::fuzzing::seeds(&AGENT).unwrap()[1].clone()],
     factor: 64,
     constant: 1 << 16,
     |data: &[u8]| {

@@ -1,11 +1,19 @@
-//! The replay: a table of episodes as JSON up to the first zero byte, the length of `000000.steps` in two bytes, that file, and
-//! `000000.frames`. Whatever is accepted can be sampled and read.
+//! The replay: a table of episodes as JSON up to the first zero byte, a byte that is 1 for compressed shards, and the two files of a
+//! shard, the length of the first before it in two bytes. Whatever is accepted can be sampled and read.
 #![no_main]
 
 use agent::{Record, Replay, Table};
 use engine::{Key, Rng};
 
-const FRAME: usize = 12;
+const FRAME: usize = 48;
+
+/// The files of older programs, and of this one.
+const FILES: [[&str; 2]; 2] = [["000000.steps", "000000.frames"], ["000000.index", "000000.data"]];
+
+fn input(table: &Table, packed: u8, files: [Vec<u8>; 2]) -> Vec<u8> {
+    let table = serde_json::to_vec(table).unwrap();
+    [&table[..], &[0, packed], &(files[0].len() as u16).to_le_bytes(), &files[0], &files[1]].concat()
+}
 
 fuzz::target! {
     seeds: {
@@ -20,9 +28,15 @@ fuzz::target! {
             }
         }
         replay.flush().unwrap();
-        let [steps, frames] = ["steps", "frames"].map(|kind| std::fs::read(folder.join(format!("000000.{kind}"))).unwrap());
-        let table = serde_json::to_vec(replay.table()).unwrap();
-        vec![[&table[..], &[0], &(steps.len() as u16).to_le_bytes(), &steps, &frames].concat()]
+        let read = |name: &str| std::fs::read(folder.join(name)).unwrap();
+        let packed = input(replay.table(), 1, FILES[1].map(read));
+        let (mut table, mut steps) = (replay.table().clone(), Vec::new());
+        table.episodes.iter_mut().for_each(|episode| episode.checksum = None);
+        for record in 0..5 {
+            let step = [1, 0, 0, 0, 0, 0, 0, 63, u8::from(record == 2)];
+            steps.extend([&step[..], &crc32fast::hash(&[&[7; FRAME], &step[..]].concat()).to_le_bytes()].concat());
+        }
+        vec![packed, input(&table, 0, [steps, vec![7; 5 * FRAME]])]
     },
     factor: 64,
     constant: 1 << 16,
@@ -33,11 +47,16 @@ fuzz::target! {
             return;
         }
         let rest = data.get(zero + 1..).unwrap_or_default();
-        let Some((len, rest)) = rest.split_at_checked(2) else { return };
-        let (steps, frames) = rest.split_at(usize::from(u16::from_le_bytes([len[0], len[1]])).min(rest.len()));
+        let &[packed, low, high, ref rest @ ..] = rest else { return };
+        let (first, second) = rest.split_at(usize::from(u16::from_le_bytes([low, high])).min(rest.len()));
         let folder = fuzz::folder();
-        std::fs::write(folder.join("000000.steps"), steps).unwrap();
-        std::fs::write(folder.join("000000.frames"), frames).unwrap();
+        let [this, other] = if packed == 1 { [1, 0] } else { [0, 1] };
+        for (name, bytes) in FILES[this].into_iter().zip([first, second]) {
+            std::fs::write(folder.join(name), bytes).unwrap();
+        }
+        for name in FILES[other] {
+            let _ = std::fs::remove_file(folder.join(name));
+        }
         let Ok(mut replay) = Replay::open(folder, FRAME, 100, table) else { return };
         let Ok(damaged) = replay.damaged_episodes() else { return };
         replay.forget(&damaged.iter().map(|(episode, _)| *episode).collect::<Vec<_>>());
