@@ -67,8 +67,8 @@ pub fn seeds(agent: &Agent) -> Result<[Vec<u8>; 2], CheckpointError> {
 mod tests {
     use super::*;
     use engine::{Key, Rng};
-    use safetensors::tensor::{Dtype, TensorView};
     use safetensors::SafeTensors;
+    use safetensors::tensor::{Dtype, TensorView};
 
     /// A file with one entry changed; the rest of it stays.
     fn edited(bytes: &[u8], name: &str, change: impl Fn(&mut [u8])) -> Vec<u8> {
@@ -162,9 +162,6 @@ mod tests {
         let tensors = file.tensors().into_iter().chain([("tokenizer.lpips.x".to_string(), extra)]);
         let bytes = safetensors::serialize(tensors, header.metadata().clone()).unwrap();
         let error = agent(&device, &bytes).unwrap_err();
-        assert!(
-            matches!(error, CheckpointError::Engine(engine::Error::TooManyParameters { .. })),
-            "{error}"
-        );
+        assert!(matches!(error, CheckpointError::Engine(engine::Error::TooManyParameters { .. })), "{error}");
     }
 }

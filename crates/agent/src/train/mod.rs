@@ -3,7 +3,7 @@
 mod cache;
 mod config;
 mod media;
-pub(crate) mod run;
+mod run;
 mod tensorboard;
 
 use std::path::{Path, PathBuf};
