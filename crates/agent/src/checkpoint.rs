@@ -162,7 +162,8 @@ impl Agent {
         config.validate().map_err(|e| bad_config(e.to_string()))?;
         let agent = Agent::within(device, &config, 0, bytes.len() / 4)?;
         let has_perceptual = file.names().iter().any(|name| name.starts_with("tokenizer.lpips."));
-        let perceptual = has_perceptual.then(|| Perceptual::new(device, 0.0)).transpose()?;
+        let perceptual =
+            has_perceptual.then(|| Perceptual::within(device, 0.0, bytes.len() / 4)).transpose()?;
 
         let mut entries = BTreeMap::new();
         for (prefix, network) in agent.networks(perceptual.as_ref()) {

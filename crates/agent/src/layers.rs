@@ -41,14 +41,20 @@ impl Builder {
 
     /// Allocates the parameters, unless there are more than `limit`: a damaged file must not ask for all the memory there is.
     pub fn finish(self, device: &Device, name: &str, seed: u64, limit: usize) -> Result<Network> {
-        let count = self.params.count();
-        if count > limit {
-            return Err(Error::TooManyParameters { name: name.into(), count, limit });
-        }
+        self.check_count(name, limit)?;
         Ok(Network { params: self.params.build(device, name, seed)?, layouts: self.layouts })
     }
 
-    pub fn finish_frozen(self, device: &Device, name: &str, seed: u64) -> Result<Network> {
+    fn check_count(&self, name: &str, limit: usize) -> Result<()> {
+        match self.params.count() {
+            count if count > limit => Err(Error::TooManyParameters { name: name.into(), count, limit }),
+            _ => Ok(()),
+        }
+    }
+
+    /// [`finish`](Builder::finish) for parameters that are not trained.
+    pub fn finish_frozen(self, device: &Device, name: &str, seed: u64, limit: usize) -> Result<Network> {
+        self.check_count(name, limit)?;
         Ok(Network { params: self.params.build_frozen(device, name, seed)?, layouts: self.layouts })
     }
 

@@ -26,6 +26,11 @@ pub struct Perceptual {
 impl Perceptual {
     /// To be filled with pretrained weights.
     pub(crate) fn new(device: &Device, dropout: f32) -> Result<Perceptual> {
+        Perceptual::within(device, dropout, usize::MAX)
+    }
+
+    /// [`new`](Perceptual::new) if it has at most `limit` parameters, for files that may be smaller than it.
+    pub(crate) fn within(device: &Device, dropout: f32, limit: usize) -> Result<Perceptual> {
         let mut b = Builder::new(LinearInit::Uniform);
         let mut inputs = 3;
         let mut blocks = Vec::new();
@@ -49,7 +54,7 @@ impl Perceptual {
             weights.push(b.param(&name, &[*channels], Init::Constant(0.2), Layout::ChannelWeights)?);
         }
         let scaling = b.linear("scaling", 3, 3)?;
-        let network = b.finish_frozen(device, "perceptual", 0)?;
+        let network = b.finish_frozen(device, "perceptual", 0, limit)?;
         // (x - shift) / scale is a linear layer with a diagonal weight.
         let mut diagonal = [0.0; 9];
         (0..3).for_each(|i| diagonal[4 * i] = 1.0 / SCALE[i]);

@@ -34,7 +34,8 @@ fn reasons(shapes: &NetworkShapes, dtype: DType) -> Vec<String> {
     let mut reasons = Vec::new();
     if head_width != attention::FLASH_HEAD {
         let best = attention::FLASH_HEAD;
-        reasons.push(format!("attention with heads of {head_width} stores its scores; heads of {best} do not"));
+        reasons
+            .push(format!("attention with heads of {head_width} stores its scores; heads of {best} do not"));
     }
     if !decode::takes_shapes(width, head_width, hidden) {
         reasons.push(format!(
@@ -58,7 +59,8 @@ fn reasons(shapes: &NetworkShapes, dtype: DType) -> Vec<String> {
 mod tests {
     use super::*;
 
-    const PAPER: NetworkShapes = NetworkShapes { channels: 64, groups: 32, width: 256, heads: 4, hidden: 1024 };
+    const PAPER: NetworkShapes =
+        NetworkShapes { channels: 64, groups: 32, width: 256, heads: 4, hidden: 1024 };
 
     #[test]
     fn the_papers_networks_are_on_every_fast_path() {

@@ -67,9 +67,10 @@ impl Archive {
         &self.path
     }
 
-    /// Elements of all tensors together.
+    /// Elements of all tensors together, or of those that can be read where there are fewer.
     pub fn elements(&self) -> usize {
-        self.tensors.iter().fold(0, |n: usize, (_, spec)| n.saturating_add(spec.len()))
+        let all = self.tensors.iter().fold(0, |n: usize, (_, spec)| n.saturating_add(spec.len()));
+        all.min(usize::try_from(self.readable / 4).unwrap_or(usize::MAX))
     }
 
     /// The values of tensor number `index`, which must be float32.

@@ -16,7 +16,8 @@ pub fn import(device: &Device, path: &Path) -> Result<(Agent, Option<Perceptual>
     config.validate().map_err(|e| CheckpointError::BadConfig { path: path.into(), reason: e.to_string() })?;
     let agent = Agent::within(device, &config, 0, archive.elements())?;
     let has_perceptual = shapes.entries.keys().any(|name| name.starts_with("tokenizer.lpips.net"));
-    let perceptual = has_perceptual.then(|| Perceptual::new(device, 0.0)).transpose()?;
+    let perceptual =
+        has_perceptual.then(|| Perceptual::within(device, 0.0, archive.elements())).transpose()?;
 
     let mut unused: BTreeMap<String, usize> =
         shapes.entries.iter().map(|(n, (i, _))| (n.clone(), *i)).collect();
