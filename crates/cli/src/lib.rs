@@ -9,6 +9,7 @@ mod doctor;
 mod dream;
 mod eval;
 mod output;
+mod pace;
 mod progress;
 mod record;
 mod report;

@@ -89,6 +89,26 @@ fn nonsense_is_answered_with_one_line_that_helps() {
         ("world_model.weight_decay=-1", "world_model.weight_decay is -1, but must be at least 0"),
         ("tokenizer.schedule.after=0", "`tokenizer.schedule.after`. Did you mean `start_after`?"),
         ("a=3", "no key is called `a`\n"),
+        ("epochs=", "`epochs` has no value, but must be an integer"),
+        ("epochs=\"3\"", "`epochs` is \"3\", which is text: a number has no quotes"),
+        ("actor_critic.returns.gamma=", "`actor_critic.returns.gamma` has no value, but must be a float"),
+        (
+            "actor_critic.returns.gamma=18446744073709551615",
+            "`actor_critic.returns.gamma` is 18446744073709551615, which is more than",
+        ),
+        ("agent.actions=7", "agent.actions is 7, but arcade/catch has 3: leave it out"),
+        ("agent.tokenizer.attention_sizes=[0]", "agent.tokenizer.attention_sizes holds 0, but must hold"),
+        ("agent.tokenizer.attention_sizes=[8,64]", "attention_sizes holds 64"),
+        (
+            "tokenizer.schedule.final_learning_rate=1e30",
+            "tokenizer.schedule.final_learning_rate is 1000000000000000000000000000000, but must be at most",
+        ),
+        ("actor_critic.schedule.updates=4294967296", "must be at most 10000000; more epochs train longer"),
+        (
+            "world_model.schedule.first_updates=9223372036854775807",
+            "world_model.schedule.first_updates is 9223372036854775807, but must be at most 10000000",
+        ),
+        ("epochs=1000000000000", "epochs is 1000000000000, but must be at most 4294967295"),
     ] {
         let text = refused(&[nonsense]);
         assert!(text.contains(answer), "{text}");
@@ -110,6 +130,10 @@ fn nonsense_is_answered_with_one_line_that_helps() {
     assert!(refused(&["--env", "arcade/cacth"]).contains("Did you mean `arcade/catch`?"));
     assert!(refused(&["--preset", "tinny"]).contains("Did you mean `tiny`?"));
     assert!(refused(&["--config", "no/such/file.toml"]).contains("cannot read no/such/file.toml"));
+    let file = scratch.0.join("quoted.toml");
+    std::fs::write(&file, "epochs = \"3\"\n").unwrap();
+    let text = refused(&["--config", file.to_str().unwrap()]);
+    assert!(text.contains("quoted.toml: `epochs` is \"3\", which is text"), "{text}");
 
     assert!(train(&run, &[]).status.success());
     let again = train(&run, &[]);
@@ -185,6 +209,8 @@ fn the_printed_config_is_one_that_train_takes() {
     let file = scratch.0.join("changed.toml");
     std::fs::write(&file, &changed).unwrap();
     assert_eq!(print(&["--config", file.to_str().unwrap()]), changed);
+    // It holds the number of actions of its own game, not of every other.
+    assert!(print(&["--config", file.to_str().unwrap(), "--env", "arcade/freeway"]).contains("steps = 7"));
     assert!(
         changed.contains("steps = 7")
             && changed.contains("env = \"arcade/pong\"")
