@@ -27,7 +27,7 @@ use output::{say, tell};
 
 /// What the user typed becomes a validated command, and its result an exit code.
 pub fn main() -> ExitCode {
-    let args = args::Args::parse();
+    let args = args::Args::try_parse().unwrap_or_else(|error| args::refuse(error));
     if let Some(folder) = args.roms {
         envs::atari::set_rom_folder(folder);
     }

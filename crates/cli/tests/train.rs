@@ -39,14 +39,18 @@ fn a_run_goes_through_every_phase_and_can_be_evaluated() {
     assert!(!export.status.success() && !file.exists());
     assert!(stderr(&export).contains("has nothing like actor_critic.skip"), "{}", stderr(&export));
 
-    let evaluate = |seed: &str| {
-        let output = iris().arg("eval").arg(&run).args(["--episodes", "5", "--seed", seed]).output().unwrap();
+    let evaluate = |episodes: &str| {
+        let arguments = ["--episodes", episodes, "--seed", "1"];
+        let output = iris().arg("eval").arg(&run).args(arguments).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
     };
-    let result = evaluate("1");
+    let result = evaluate("5");
     assert_eq!(result["returns"].as_array().unwrap().len(), 5);
-    assert_eq!(result, evaluate("1"));
+    assert!(result["standard_error"].is_number());
+    assert_eq!(result, evaluate("5"));
+    // One game has no spread.
+    assert!(evaluate("1")["standard_error"].is_null());
 }
 
 #[test]
@@ -138,6 +142,32 @@ fn nonsense_is_answered_with_one_line_that_helps() {
     assert!(train(&run, &[]).status.success());
     let again = train(&run, &[]);
     assert!(!again.status.success() && stderr(&again).contains("already holds a run"), "{}", stderr(&again));
+}
+
+/// Settings are no options, and whoever tries is told how to write them.
+#[test]
+fn a_setting_written_as_an_option_is_shown_as_one() {
+    let refused = |arguments: &[&str]| {
+        let output = iris().args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        stderr(&output)
+    };
+    let line = |setting: &str| {
+        format!("error: there is no option {setting}; settings are given as key=value, without dashes: ")
+    };
+    assert!(refused(&["train", "--epochs", "3"]).starts_with(&(line("--epochs") + "epochs=3\n")));
+    assert!(refused(&["config", "--epochs=3"]).starts_with(&(line("--epochs") + "epochs=3\n")));
+    let text = refused(&["train", "--collection.steps", "7"]);
+    assert!(text.starts_with(&(line("--collection.steps") + "collection.steps=7\n")), "{text}");
+    let text = refused(&["train", "--learning-rate", "1e-3", "--env", "arcade/pong"]);
+    let keys =
+        ["actor_critic", "tokenizer", "world_model"].map(|n| format!("{n}.schedule.learning_rate=1e-3"));
+    let keys = format!("{}, {} or {}\n", keys[0], keys[1], keys[2]);
+    assert!(text.starts_with(&(line("--learning-rate") + &keys)), "{text}");
+    // Without a value, and where nothing of the kind exists.
+    assert!(refused(&["train", "--epochs"]).starts_with(&(line("--epochs") + "epochs=...\n")));
+    assert!(refused(&["train", "--nothing"]).starts_with("error: unexpected argument '--nothing' found"));
+    assert!(refused(&["eval", "--epochs", "3"]).starts_with("error: unexpected argument '--epochs' found"));
 }
 
 /// Which of the networks, and when.
