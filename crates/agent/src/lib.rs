@@ -7,6 +7,8 @@ mod actor_critic;
 mod checkpoint;
 mod config;
 mod files;
+#[doc(hidden)]
+pub mod fuzzing;
 mod imagine;
 mod layers;
 mod perceptual;

@@ -53,56 +53,91 @@ fn a_damaged_checkpoint_falls_back_to_the_one_before() {
     );
 }
 
+/// Where the frame of a record is in its shard's data, and how many bytes it has.
+fn place(run: &Path, record: usize) -> (usize, usize) {
+    let index = std::fs::read(run.join("replay/000000.index")).unwrap();
+    let entry = &index[record * 30..][..30];
+    let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |n, byte| n << 8 | usize::from(*byte));
+    (number(&entry[10..18]), number(&entry[18..22]))
+}
+
+fn flip(path: &Path, byte: usize) {
+    let mut bytes = std::fs::read(path).unwrap();
+    bytes[byte] ^= 1;
+    std::fs::write(path, bytes).unwrap();
+}
+
 #[test]
 fn a_damaged_replay_is_named_and_can_be_left_out() {
     let scratch = Scratch::new("replay");
     let run = scratch.0.join("run");
     assert!(train(&run, &["epochs=2"]).status.success());
-    let frames = run.join("replay/000000.frames");
-    let mut bytes = std::fs::read(&frames).unwrap();
-    bytes[40 * 3072 + 5] ^= 1;
-    std::fs::write(&frames, bytes).unwrap();
-    let refused = iris().args(["train", "--resume"]).arg(&run).output().unwrap();
+    let (data, index) = (run.join("replay/000000.data"), run.join("replay/000000.index"));
+    let run_iris = |arguments: &[&str]| iris().args(arguments).arg(&run).output().unwrap();
+    let (start, len) = place(&run, 41);
+    flip(&data, start + len - 1);
+    let refused = run_iris(&["train", "--resume"]);
     let text = stderr(&refused);
     assert!(!refused.status.success() && text.lines().count() == 1, "{text}");
     assert!(
-        text.contains("000000.frames or .steps is damaged: record 40") && text.contains("--forget-damaged"),
+        text.contains("000000.data is damaged: record 41") && text.contains("--forget-damaged"),
         "{text}"
     );
-    let dream = iris().args(["dream", "--from", "40"]).arg(&run).output().unwrap();
+    let dream = run_iris(&["dream", "--from", "41"]);
     let text = stderr(&dream);
-    assert!(!dream.status.success() && text.contains("is damaged: record 40"), "{text}");
+    assert!(!dream.status.success() && text.contains("is damaged: record 41"), "{text}");
     assert!(text.contains("--forget-damaged --resume"), "{text}");
-    let resumed = iris().args(["train", "--forget-damaged", "--resume"]).arg(&run).output().unwrap();
-    assert!(
-        resumed.status.success() && stderr(&resumed).contains("are damaged and forgotten"),
-        "{}",
-        stderr(&resumed)
-    );
+    flip(&data, start + len - 1);
+
+    // In the other file: a dream does without the episode, one line says so.
+    flip(&index, 41 * 30);
+    let refused = run_iris(&["train", "--resume"]);
+    let text = stderr(&refused);
+    assert!(!refused.status.success() && text.contains("000000.index is damaged: record 41"), "{text}");
+    let dream = run_iris(&["dream", "--futures", "1"]);
+    let text = stderr(&dream);
+    assert!(dream.status.success() && text.matches("are damaged and forgotten").count() == 1, "{text}");
+    let resumed = run_iris(&["train", "--forget-damaged", "--resume"]);
+    let text = stderr(&resumed);
+    assert!(resumed.status.success() && text.matches("are damaged and forgotten").count() == 1, "{text}");
+    flip(&index, 41 * 30);
+
     // Every step is damaged: there is nothing to go on with.
-    let whole = std::fs::read(&frames).unwrap();
-    std::fs::write(&frames, vec![9; whole.len()]).unwrap();
-    let refused = iris().args(["train", "--forget-damaged", "--resume"]).arg(&run).output().unwrap();
-    assert!(
-        !refused.status.success() && stderr(&refused).contains("nothing can be learnt"),
-        "{}",
-        stderr(&refused)
-    );
-    std::fs::write(&frames, whole).unwrap();
-    // A segment that lost its end: two checkpoints count on it.
-    let bytes = std::fs::read(&frames).unwrap();
-    std::fs::write(&frames, &bytes[..3072]).unwrap();
+    let whole = std::fs::read(&data).unwrap();
+    std::fs::write(&data, vec![9; whole.len()]).unwrap();
+    let refused = run_iris(&["train", "--forget-damaged", "--resume"]);
+    let text = stderr(&refused);
+    assert!(!refused.status.success() && text.contains("nothing can be learnt"), "{text}");
+    assert!(!text.contains("forgotten"), "{text}");
+
+    // A shard that lost its end: two checkpoints count on it.
+    std::fs::write(&data, &whole[..place(&run, 1).0]).unwrap();
     let before = contents(&run);
-    let refused = iris().args(["train", "--resume"]).arg(&run).output().unwrap();
+    let refused = run_iris(&["train", "--resume"]);
     let text = stderr(&refused);
     assert!(
-        !refused.status.success() && text.contains("lacks record 1,") && text.contains("--forget-damaged"),
+        !refused.status.success()
+            && text.contains("000000.data lacks record 1,")
+            && text.contains("--forget-damaged"),
         "{text}"
     );
     assert!(contents(&run) == before, "a refused run was changed");
-    let dream = iris().args(["dream", "--from", "50"]).arg(&run).output().unwrap();
+    let dream = run_iris(&["dream", "--from", "50"]);
     let text = stderr(&dream);
-    assert!(!dream.status.success() && text.contains("000000.frames lacks record"), "{text}");
+    assert!(!dream.status.success() && text.contains("000000.data lacks record"), "{text}");
+
+    // Another run's replay.
+    let other = scratch.0.join("other");
+    assert!(train(&other, &["epochs=2", "seed=1"]).status.success());
+    for file in ["replay/000000.data", "replay/000000.index"] {
+        std::fs::copy(other.join(file), run.join(file)).unwrap();
+    }
+    for arguments in [&["train", "--resume"][..], &["dream"]] {
+        let output = run_iris(arguments);
+        let text = stderr(&output);
+        assert!(!output.status.success(), "{text}");
+        assert!(text.contains("are not the ones that the checkpoint was saved with"), "{text}");
+    }
 }
 
 /// Copies a folder.
@@ -314,14 +349,14 @@ fn a_run_that_cannot_go_on_is_left_as_it_is() {
     std::fs::write(&metrics, text).unwrap();
 
     // Of a shard without its records the file that is gone is named, whoever reads it.
-    std::fs::remove_file(run.join("replay/000000.steps")).unwrap();
+    std::fs::remove_file(run.join("replay/000000.index")).unwrap();
     let output = resume();
     let text = stderr(&output);
-    assert!(!output.status.success() && text.contains("000000.steps lacks record 0"), "{text}");
+    assert!(!output.status.success() && text.contains("000000.index lacks record 0"), "{text}");
     assert!(text.contains("--forget-damaged"), "{text}");
     let output = iris().args(["dream", "--from", "5"]).arg(&run).output().unwrap();
     assert!(
-        !output.status.success() && stderr(&output).contains("000000.steps lacks record"),
+        !output.status.success() && stderr(&output).contains("000000.index lacks record"),
         "{}",
         stderr(&output)
     );

@@ -2,24 +2,28 @@
 //! episodes.
 //!
 //! ```text
-//! 000000.frames, 000000.steps   8192 records
-//! 000001.frames, 000001.steps   the next ones
+//! 000000.index, 000000.data   8192 records and their frames, compressed
+//! 000001.index, 000001.data   the next ones
 //! ```
 //!
 //! A checkpoint stores the table. Records written after it do not count: a resumed run cuts the shards back to what the table knows and writes the
 //! same ones again, so a crash at any moment loses nothing and leaves nothing half-written behind. Files are read with `pread`, not through a memory
 //! map: both go through the page cache, but a map answers a file that was cut off with SIGBUS instead of an error.
 
+pub(crate) mod codec;
+pub(crate) mod packed;
 mod shard;
 mod table;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use engine::Rng;
 
 use crate::files::{FileError, sync_folder};
-use shard::{Access, RAW, RawShard, Stored};
+use packed::{PACKED, PackedShard, Scratch};
+use shard::{Access, KINDS, Shard, Stored};
 pub use table::{Episode, Table, TableError};
 
 /// What one step consists of beside its frame.
@@ -91,7 +95,7 @@ type Result<T, E = ReplayError> = std::result::Result<T, E>;
 
 pub struct Replay {
     folder: PathBuf,
-    shards: BTreeMap<usize, RawShard>,
+    shards: BTreeMap<usize, Shard>,
     /// Records of a shard.
     shard_len: usize,
     frame_bytes: usize,
@@ -102,12 +106,13 @@ pub struct Replay {
     flushed: usize,
     /// Files were created since the last flush.
     new_files: bool,
+    scratch: Mutex<Scratch>,
 }
 
 impl Replay {
-    /// Bytes that a step takes on disk.
+    /// Bytes that a step takes on disk at most; compressed they are far fewer.
     pub fn step_bytes(frame_bytes: usize) -> usize {
-        RawShard::step_bytes(frame_bytes)
+        PackedShard::step_bytes(frame_bytes)
     }
 
     /// Opens the replay in `folder` as `table` describes it, to read it: nothing on disk is changed. An empty table is a new one.
@@ -131,6 +136,7 @@ impl Replay {
             flushed: table.records / shard_len,
             table,
             new_files: false,
+            scratch: Mutex::default(),
         };
         let first = replay.table.episodes.first().map_or(replay.table.records, |e| e.start) / shard_len;
         // Only what is on disk: the table may count on files that are gone, or be wrong.
@@ -155,9 +161,9 @@ impl Replay {
         let newest = self.table.records / self.shard_len;
         let (records, there) = (self.records_in(newest), self.shards.contains_key(&newest));
         if there {
-            let files = self.open_shard(newest, Access::Write)?;
-            files.cut(records)?;
-            self.shards.insert(newest, files);
+            let mut shard = self.open_shard(newest, Access::Write)?;
+            shard.cut(records)?;
+            self.shards.insert(newest, shard);
         }
         Ok(())
     }
@@ -170,13 +176,13 @@ impl Replay {
         };
         let number = |path: &Path| -> Option<usize> {
             let number = path.file_stem()?.to_str()?.parse().ok()?;
-            RAW.iter().any(|kind| shard::path(&self.folder, number, kind) == path).then_some(number)
+            KINDS.iter().any(|kind| shard::path(&self.folder, number, kind) == path).then_some(number)
         };
         Ok(entries.flatten().filter_map(|e| Some((number(&e.path())?, e.path()))).collect())
     }
 
-    fn open_shard(&self, shard: usize, access: Access) -> Result<RawShard> {
-        RawShard::open(&self.folder, shard, shard * self.shard_len, self.frame_bytes, access)
+    fn open_shard(&self, shard: usize, access: Access) -> Result<Shard> {
+        Shard::open(&self.folder, shard, shard * self.shard_len, self.frame_bytes, access)
     }
 
     pub fn table(&self) -> &Table {
@@ -218,12 +224,14 @@ impl Replay {
     pub fn push(&mut self, frame: &[u8], record: Record) -> Result<()> {
         debug_assert_eq!(frame.len(), self.frame_bytes);
         let (shard, at) = (self.table.records / self.shard_len, self.table.records % self.shard_len);
-        if !self.shards.contains_key(&shard) {
-            let files = self.open_shard(shard, Access::Write)?;
-            self.shards.insert(shard, files);
-            self.new_files = true;
-        }
-        let checksum = self.shards[&shard].push(at, frame, record)?;
+        let files = match self.shards.remove(&shard) {
+            Some(files) => files,
+            None => {
+                self.new_files = true;
+                self.open_shard(shard, Access::Write)?
+            }
+        };
+        let checksum = self.shards.entry(shard).or_insert(files).push(at, frame, record)?;
         self.table.records += 1;
         if let Some(episode) = self.table.episodes.last_mut() {
             episode.push(record.end, checksum);
@@ -270,9 +278,21 @@ impl Replay {
     /// Reads every step and compares its checksums. The result says what is wrong with which episode.
     pub fn damaged_episodes(&self) -> Result<Vec<(usize, ReplayError)>> {
         let mut frame = vec![0; self.frame_bytes];
+        self.damaged(|record| self.read(record, &mut frame).map(Some))
+    }
+
+    /// The same without the frames, which is much quicker. Nothing can be said about episodes in shards of older programs.
+    pub fn damaged_records(&self) -> Result<Vec<(usize, ReplayError)>> {
+        self.damaged(|record| self.shard(record)?.record(record % self.shard_len).transpose())
+    }
+
+    fn damaged(
+        &self,
+        mut read: impl FnMut(usize) -> Result<Option<Stored>>,
+    ) -> Result<Vec<(usize, ReplayError)>> {
         let mut damaged = Vec::new();
         for number in 0..self.table.episodes.len() {
-            match self.check_episode(number, &mut frame) {
+            match self.check_episode(number, &mut read) {
                 Ok(()) => {}
                 Err(error @ ReplayError::Io { .. }) => return Err(error),
                 Err(error) => damaged.push((number, error)),
@@ -281,13 +301,17 @@ impl Replay {
         Ok(damaged)
     }
 
-    fn check_episode(&self, number: usize, frame: &mut [u8]) -> Result<()> {
+    fn check_episode(
+        &self,
+        number: usize,
+        read: &mut impl FnMut(usize) -> Result<Option<Stored>>,
+    ) -> Result<()> {
         let episode = &self.table.episodes[number];
         let mut checksum = 0;
         let mut ended = false;
         let mut ends_within = false;
         for record in episode.start..episode.end() {
-            let stored = self.shard(record)?.read(record % self.shard_len, frame)?;
+            let Some(stored) = read(record)? else { return Ok(()) };
             checksum = table::chain(checksum, stored.checksum);
             ends_within |= ended;
             ended = stored.record.end;
@@ -323,23 +347,32 @@ impl Replay {
         self.table.records.saturating_sub(shard.saturating_mul(self.shard_len)).min(self.shard_len)
     }
 
-    fn shard(&self, record: usize) -> Result<&RawShard> {
+    fn shard(&self, record: usize) -> Result<&Shard> {
         let number = record / self.shard_len;
         self.shards.get(&number).ok_or_else(|| {
-            let path = shard::path(&self.folder, number, RAW[0]);
+            let path = shard::path(&self.folder, number, PACKED[0]);
             ReplayError::CutOff { path, record }
         })
     }
 
-    /// Reads the frame of a record, if it is still what was written.
-    pub fn frame(&self, record: usize, out: &mut [u8]) -> Result<()> {
-        self.shard(record)?.read(record % self.shard_len, out).map(|_| ())
+    fn read(&self, record: usize, frame: &mut [u8]) -> Result<Stored> {
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        self.shard(record)?.read(record % self.shard_len, frame, &mut scratch)
     }
 
+    /// Reads the frame of a record, if it is still what was written.
+    pub fn frame(&self, record: usize, out: &mut [u8]) -> Result<()> {
+        self.read(record, out).map(|_| ())
+    }
+
+    /// Reads what a step consists of beside its frame, if it is still what was written.
     pub fn record(&self, record: usize) -> Result<Record> {
-        let Stored { record, .. } =
-            self.shard(record)?.read(record % self.shard_len, &mut vec![0; self.frame_bytes])?;
-        Ok(record)
+        let stored = match self.shard(record)?.record(record % self.shard_len) {
+            Some(stored) => stored?,
+            // One checksum for both.
+            None => self.read(record, &mut vec![0; self.frame_bytes])?,
+        };
+        Ok(stored.record)
     }
 
     /// A record, uniform over episodes and then over the steps of one.
@@ -375,183 +408,4 @@ fn fail(doing: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Repl
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use engine::Key;
-
-    struct Scratch(PathBuf);
-
-    impl Scratch {
-        fn new(name: &str) -> Scratch {
-            let path = std::env::temp_dir().join(format!("iris-replay-{name}-{}", std::process::id()));
-            let _ = std::fs::remove_dir_all(&path);
-            Scratch(path)
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
-
-    fn open(folder: &Scratch, max_steps: usize, table: Table) -> Result<Replay> {
-        let mut replay = Replay::with_shards(&folder.0, 4, max_steps, table, 4)?;
-        replay.begin_writing()?;
-        Ok(replay)
-    }
-
-    fn read(folder: &Scratch, table: &Table) -> Replay {
-        Replay::with_shards(&folder.0, 4, 1000, table.clone(), 4).unwrap()
-    }
-
-    fn fill(replay: &mut Replay, lengths: &[usize]) {
-        for (i, &len) in lengths.iter().enumerate() {
-            replay.begin_episode(i as u64, false);
-            for step in 0..len {
-                let number = replay.table().records as u8;
-                let record = Record { action: u32::from(number), reward: 0.5, end: step + 1 == len };
-                replay.push(&[number; 4], record).unwrap();
-            }
-        }
-    }
-
-    #[test]
-    fn steps_come_back_and_survive_reopening() {
-        let folder = Scratch::new("reopen");
-        let mut replay = open(&folder, 1000, Table::default()).unwrap();
-        fill(&mut replay, &[3, 2]);
-        replay.begin_episode(9, false);
-        replay.push(&[7; 4], Record { action: 1, reward: -1.0, end: false }).unwrap();
-        let table = replay.table().clone();
-        assert_eq!(replay.open_episode().unwrap().seed, 9);
-        // Written after the checkpoint, then a crash.
-        replay.push(&[8; 4], Record { action: 2, reward: 0.0, end: true }).unwrap();
-        drop(replay);
-        let replay = open(&folder, 1000, table.clone()).unwrap();
-        assert_eq!(replay.table(), &table);
-        let mut frame = [0; 4];
-        replay.frame(5, &mut frame).unwrap();
-        assert_eq!(
-            (frame, replay.record(5).unwrap()),
-            ([7; 4], Record { action: 1, reward: -1.0, end: false })
-        );
-        assert!(replay.frame(6, &mut frame).is_err() && replay.frame(9, &mut frame).is_err());
-        // Six records in segments of four.
-        let newest = folder.0.join("000001.frames");
-        assert_eq!(std::fs::metadata(&newest).unwrap().len(), 8);
-        assert!(replay.damaged_episodes().unwrap().is_empty());
-        drop(replay);
-        // A changed byte is noticed, and its episode can be forgotten.
-        std::fs::write(&newest, [4, 4, 4, 4, 7, 7, 7, 6]).unwrap();
-        let mut replay = open(&folder, 1000, table.clone()).unwrap();
-        let damaged = replay.damaged_episodes().unwrap();
-        assert!(matches!(damaged[..], [(2, ReplayError::Damaged { record: 5, .. })]), "{damaged:?}");
-        assert!(matches!(replay.frame(5, &mut frame), Err(ReplayError::Damaged { record: 5, .. })));
-        replay.frame(4, &mut frame).unwrap();
-        replay.forget(&[2]);
-        assert_eq!((replay.steps(), replay.open_episode()), (5, None));
-        drop(replay);
-        // So is a file that is gone, which a reader leaves so.
-        std::fs::remove_file(&newest).unwrap();
-        let damaged = read(&folder, &table).damaged_episodes().unwrap();
-        assert!(matches!(damaged[..], [(1, ReplayError::CutOff { record: 4, .. }), _]), "{damaged:?}");
-        assert!(!newest.exists());
-        // So is one that lost its end.
-        std::fs::write(&newest, [0; 7]).unwrap();
-        let damaged = open(&folder, 1000, table).unwrap().damaged_episodes().unwrap();
-        assert!(
-            matches!(
-                damaged[..],
-                [(1, ReplayError::Damaged { record: 4, .. }), (2, ReplayError::CutOff { record: 5, .. })]
-            ),
-            "{damaged:?}"
-        );
-    }
-
-    #[test]
-    fn a_reader_leaves_alone_what_is_being_written() {
-        let folder = Scratch::new("reader");
-        let mut replay = open(&folder, 1000, Table::default()).unwrap();
-        fill(&mut replay, &[3]);
-        let table = replay.table().clone();
-        fill(&mut replay, &[6]);
-        let reader = read(&folder, &table);
-        assert_eq!(reader.table(), &table);
-        let mut frame = [0; 4];
-        replay.frame(8, &mut frame).unwrap();
-        assert_eq!(frame, [8; 4]);
-    }
-
-    #[test]
-    fn a_game_that_lost_a_life_is_not_played_on() {
-        let folder = Scratch::new("lives");
-        let mut replay = open(&folder, 1000, Table::default()).unwrap();
-        fill(&mut replay, &[2, 1]);
-        for end in [true, true, false] {
-            replay.begin_episode(0, true);
-            replay.push(&[0; 4], Record { action: 0, reward: 0.0, end }).unwrap();
-        }
-        let starts =
-            |replay: &Replay| -> Vec<usize> { replay.whole_newest_game().iter().map(|e| e.start).collect() };
-        assert_eq!((starts(&replay), replay.open_episode().is_some()), (vec![2, 3, 4, 5], true));
-        let table = replay.table().clone();
-        // Its first life, one in the middle, the newest, another game's.
-        for (forgotten, whole) in [(1, false), (3, false), (4, false), (0, true)] {
-            let mut replay = open(&folder, 1000, table.clone()).unwrap();
-            replay.forget(&[forgotten]);
-            assert_eq!((!starts(&replay).is_empty(), replay.open_episode().is_some()), (whole, whole));
-        }
-    }
-
-    #[test]
-    fn the_oldest_episodes_go_first() {
-        let folder = Scratch::new("evict");
-        let mut replay = open(&folder, 6, Table::default()).unwrap();
-        fill(&mut replay, &[4, 3, 3, 2]);
-        assert_eq!(replay.table().episodes.iter().map(|e| e.start).collect::<Vec<_>>(), [4, 7, 10]);
-        assert_eq!(replay.steps(), 8);
-        // Their bytes go when the caller says that no checkpoint needs them.
-        replay.discard_before(replay.table().episodes[0].start).unwrap();
-        assert!(!folder.0.join("000000.frames").exists() && !folder.0.join("000000.steps").exists());
-        let table = replay.table().clone();
-        drop(replay);
-        let mut replay = open(&folder, 6, table).unwrap();
-        let mut frame = [0; 4];
-        replay.frame(4, &mut frame).unwrap();
-        assert_eq!(frame, [4; 4]);
-        // The lives of the game being played stay together.
-        for _ in 0..3 {
-            replay.begin_episode(0, true);
-            (0..5).for_each(|i| {
-                let record = Record { action: 0, reward: 0.0, end: i == 4 };
-                replay.push(&[0; 4], record).unwrap();
-            });
-        }
-        assert_eq!(replay.table().episodes.iter().map(|e| e.start).collect::<Vec<_>>(), [10, 12, 17, 22]);
-    }
-
-    #[test]
-    fn segments_stay_inside_their_episode() {
-        let folder = Scratch::new("segments");
-        let mut replay = open(&folder, 1000, Table::default()).unwrap();
-        fill(&mut replay, &[3, 10]);
-        let mut rng = Rng::new(Key::new(0, 0));
-        let mut seen = [0; 13];
-        for _ in 0..5000 {
-            let ending = replay.sample_ending(&mut rng, 5);
-            assert_eq!(ending.pad_before + ending.len, 5);
-            let segment = replay.sample_starting(&mut rng, 5);
-            assert!(segment.len >= 1 && segment.pad_before + segment.len <= 5);
-            for s in [ending, segment] {
-                let episode = if s.first < 3 { 0..3 } else { 3..13 };
-                assert!(episode.contains(&s.first) && s.first + s.len <= episode.end);
-            }
-            seen[replay.sample_step(&mut rng)] += 1;
-        }
-        // Episodes are equally likely, so steps of the short one are more so.
-        let short: usize = seen[..3].iter().sum();
-        assert!((2300..2700).contains(&short), "{seen:?}");
-        assert!(seen.iter().all(|&n| n > 100), "{seen:?}");
-    }
-}
+mod tests;

@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use super::packed::{PACKED, PackedShard, Scratch};
 use super::{Record, ReplayError, Result, fail};
 
 /// What may be done with the files.
@@ -81,6 +82,72 @@ pub(super) fn path(folder: &Path, shard: usize, kind: &str) -> PathBuf {
     folder.join(format!("{shard:06}.{kind}"))
 }
 
+/// A shard in one of two forms.
+pub(super) enum Shard {
+    /// Of older programs; a run that has one fills it before it goes on with packed ones.
+    Raw(RawShard),
+    Packed(PackedShard),
+}
+
+/// The ends of all names of files.
+pub(super) const KINDS: [&str; 4] = [PACKED[0], PACKED[1], RAW[0], RAW[1]];
+
+impl Shard {
+    /// `first`: number of its first record.
+    pub fn open(
+        folder: &Path,
+        shard: usize,
+        first: usize,
+        frame_bytes: usize,
+        access: Access,
+    ) -> Result<Shard> {
+        let raw = RAW.iter().any(|kind| path(folder, shard, kind).exists());
+        Ok(match raw {
+            true => Shard::Raw(RawShard::open(folder, shard, first, frame_bytes, access)?),
+            false => Shard::Packed(PackedShard::open(folder, shard, first, frame_bytes, access)?),
+        })
+    }
+
+    /// Writes the step in place `at` and returns its checksum.
+    pub fn push(&mut self, at: usize, frame: &[u8], record: Record) -> Result<u32> {
+        match self {
+            Shard::Raw(shard) => shard.push(at, frame, record),
+            Shard::Packed(shard) => shard.push(at, frame, record),
+        }
+    }
+
+    /// Reads a step with its frame.
+    pub fn read(&self, at: usize, frame: &mut [u8], scratch: &mut Scratch) -> Result<Stored> {
+        match self {
+            Shard::Raw(shard) => shard.read(at, frame),
+            Shard::Packed(shard) => shard.read(at, frame, scratch),
+        }
+    }
+
+    /// Reads a step without its frame, if that can be checked.
+    pub fn record(&self, at: usize) -> Option<Result<Stored>> {
+        match self {
+            Shard::Raw(_) => None,
+            Shard::Packed(shard) => Some(shard.record(at)),
+        }
+    }
+
+    /// Forgets all but the first records, and goes on writing after them.
+    pub fn cut(&mut self, records: usize) -> Result<()> {
+        match self {
+            Shard::Raw(shard) => shard.cut(records),
+            Shard::Packed(shard) => shard.cut(records),
+        }
+    }
+
+    pub fn sync(&self) -> Result<()> {
+        match self {
+            Shard::Raw(shard) => shard.sync(),
+            Shard::Packed(shard) => shard.sync(),
+        }
+    }
+}
+
 const RECORD_BYTES: usize = 13;
 
 /// Frames as they are, one after the other, in `.frames`. For each in `.steps`: action u32, reward f32, end u8, CRC-32 of the frame and of these.
@@ -95,10 +162,6 @@ pub(super) struct RawShard {
 pub(super) const RAW: [&str; 2] = ["frames", "steps"];
 
 impl RawShard {
-    pub fn step_bytes(frame_bytes: usize) -> usize {
-        frame_bytes + RECORD_BYTES
-    }
-
     pub fn open(
         folder: &Path,
         shard: usize,

@@ -17,6 +17,7 @@ pub use config::{
 };
 
 pub use run::{Damaged, Run, RunError, StateError};
+pub(crate) use run::{optimisers, state};
 
 use crate::player::{episode_seed, evaluation_seed};
 use crate::replay::{Record, Replay, ReplayError, Segment};

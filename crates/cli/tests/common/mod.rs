@@ -66,8 +66,8 @@ pub fn results(run: &Path) -> Vec<(String, Vec<u8>)> {
     let files = [
         "metrics.jsonl",
         "tensorboard/events.out.tfevents.0.iris",
-        "replay/000000.frames",
-        "replay/000000.steps",
+        "replay/000000.data",
+        "replay/000000.index",
         "media/000004/dream.png",
         "checkpoints/000004/agent.safetensors",
         "checkpoints/000004/optimisers.safetensors",

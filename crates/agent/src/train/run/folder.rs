@@ -140,18 +140,10 @@ impl Folder {
                 reason => RunError::DamagedReplay { reason },
             });
         }
-        let (episodes, steps) = (replay.table().episodes.len(), replay.steps());
-        replay.forget(&bad.iter().map(|(episode, _)| *episode).collect::<Vec<_>>());
-        if let Some((_, first)) = bad.first() {
-            let lost = steps - replay.steps();
-            warn(format!(
-                "{first}; {} of {episodes} episodes with {lost} of {steps} steps are damaged and forgotten",
-                bad.len()
-            ));
-        }
-        if !bad.is_empty() && replay.steps() == 0 {
+        if !bad.is_empty() && bad.len() == replay.table().episodes.len() {
             return Err(RunError::NothingLeft { path: self.0.clone() });
         }
+        forget(&mut replay, &bad, warn);
         let trainer =
             Trainer::new(device, state.config.clone(), agent, replay, state.epoch).map_err(Box::new)?;
         Ok((trainer, state))
@@ -185,6 +177,18 @@ impl Folder {
         }
         Ok(kept)
     }
+}
+
+/// Forgets damaged episodes and says so in one line.
+pub(super) fn forget(replay: &mut Replay, bad: &[(usize, ReplayError)], warn: &mut dyn FnMut(String)) {
+    let Some((_, first)) = bad.first() else { return };
+    let (episodes, steps) = (replay.table().episodes.len(), replay.steps());
+    replay.forget(&bad.iter().map(|(episode, _)| *episode).collect::<Vec<_>>());
+    let lost = steps - replay.steps();
+    warn(format!(
+        "{first}; {} of {episodes} episodes with {lost} of {steps} steps are damaged and forgotten",
+        bad.len()
+    ));
 }
 
 /// The epoch that the name of a checkpoint says.

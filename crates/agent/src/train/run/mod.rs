@@ -195,10 +195,15 @@ impl Run {
         mut warn: impl FnMut(String),
     ) -> Result<(TrainConfig, Agent, Replay)> {
         let folder = Folder::open(folder)?;
-        folder.newest_that_loads(&mut warn, |checkpoint, _| {
+        folder.newest_that_loads(&mut warn, |checkpoint, warn| {
             let state = folder::read_state(checkpoint)?;
             let agent = folder::read_agent(device, checkpoint, &state)?;
-            let replay = folder.open_replay(&state.config, state.replay)?;
+            let mut replay = folder.open_replay(&state.config, state.replay)?;
+            let mut damaged = replay.damaged_records()?;
+            if !damaged.is_empty() && damaged.len() == replay.table().episodes.len() {
+                return Err(RunError::DamagedReplay { reason: damaged.swap_remove(0).1 });
+            }
+            folder::forget(&mut replay, &damaged, warn);
             Ok((state.config, agent, replay))
         })
     }
@@ -264,5 +269,76 @@ impl Run {
             replay.discard_before(needed)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use super::super::{Observer, train};
+    use super::*;
+    use crate::AgentConfig;
+    use crate::fuzzing::tiny_agent;
+
+    /// Saves every epoch, and damages a checkpoint after one.
+    struct Saving {
+        run: Run,
+        damaged: usize,
+    }
+
+    impl Observer for Saving {
+        fn progress(&mut self, _: &'static str, _: usize, _: usize) -> bool {
+            true
+        }
+
+        fn epoch_done(&mut self, trainer: &mut Trainer, metrics: &[(String, f64)]) -> Result<(), TrainError> {
+            self.run.save(trainer, metrics).map_err(|e| TrainError::Save(e.to_string()))?;
+            if trainer.epoch == self.damaged {
+                let path = self.run.folder.checkpoint(trainer.epoch).join(AGENT_FILE);
+                std::fs::write(path, "damaged").map_err(|e| TrainError::Save(e.to_string()))?;
+            }
+            Ok(())
+        }
+    }
+
+    /// The one before the newest is read before an older one is removed.
+    #[test]
+    fn a_checkpoint_that_is_damaged_during_the_run_does_not_count() {
+        let device = Device::cpu(Some(1)).unwrap();
+        let agent = AgentConfig { actions: 3, ..tiny_agent(&device).unwrap().config };
+        let mut config = TrainConfig { epochs: 4, agent, ..TrainConfig::default() };
+        (config.collection.steps, config.collection.random_epochs) = (10, 9);
+        for schedule in [
+            &mut config.tokenizer.schedule,
+            &mut config.world_model.schedule,
+            &mut config.actor_critic.schedule,
+        ] {
+            (schedule.start_after, schedule.batch) = (9, 1);
+        }
+        config.tokenizer.perceptual = "none".into();
+        (config.actor_critic.horizon, config.actor_critic.burn_in) = (2, 1);
+        (config.evaluation.every, config.evaluation.final_episodes) = (0, 1);
+        config.validate().unwrap();
+        let folder = std::env::temp_dir().join(format!("iris-prune-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        let warnings = Rc::new(RefCell::new(Vec::new()));
+        let heard = warnings.clone();
+        let warn = move |text: String| heard.borrow_mut().push(text);
+        let (run, mut trainer) = Run::create(&device, config, "", &folder, warn).unwrap();
+        train(&mut trainer, &mut Saving { run, damaged: 2 }).unwrap();
+        let checkpoints = folder.join("checkpoints");
+        let mut names: Vec<_> =
+            std::fs::read_dir(&checkpoints).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["000002.damaged", "000003", "000004"]);
+        let warnings = warnings.borrow();
+        assert!(matches!(&warnings[..], [one] if one.contains("000002.damaged: ")), "{warnings:?}");
+        // After epoch 3 the first one was still needed.
+        drop(trainer);
+        let (_, trainer) = Run::resume(&device, &folder, Damaged::Refuse, |text| panic!("{text}")).unwrap();
+        assert_eq!((trainer.epoch, trainer.replay.steps()), (4, 40));
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

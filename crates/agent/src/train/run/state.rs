@@ -83,10 +83,15 @@ impl State {
 
     /// JSON whose first key is the checksum of the text after it.
     pub fn to_bytes(&self) -> Result<Vec<u8>, StateError> {
-        let json = serde_json::to_string(self).map_err(|e| StateError::Json(e.to_string()))?;
-        let text = json.strip_prefix('{').unwrap_or_default();
-        let checksum = format!("{:08x}", crc32fast::hash(text.as_bytes()));
-        Ok([BEFORE, checksum.as_bytes(), AFTER, text.as_bytes()].concat())
+        let json = serde_json::to_vec(self).map_err(|e| StateError::Json(e.to_string()))?;
+        Ok(State::signed(&json))
+    }
+
+    /// An object's text with its checksum as the first key, instead of the one it may have.
+    pub(crate) fn signed(json: &[u8]) -> Vec<u8> {
+        let text = split(json).map_or(json.strip_prefix(b"{").unwrap_or_default(), |(_, text)| text);
+        let checksum = format!("{:08x}", crc32fast::hash(text));
+        [BEFORE, checksum.as_bytes(), AFTER, text].concat()
     }
 
     /// Reads what [`to_bytes`](State::to_bytes) wrote, or the JSON of version 1, and refuses what no run can have written.

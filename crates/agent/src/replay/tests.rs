@@ -1,0 +1,318 @@
+use super::*;
+use engine::Key;
+
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        let path = std::env::temp_dir().join(format!("iris-replay-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        Scratch(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn open(folder: &Scratch, max_steps: usize, table: Table) -> Result<Replay> {
+    let mut replay = Replay::with_shards(&folder.0, 4, max_steps, table, 4)?;
+    replay.begin_writing()?;
+    Ok(replay)
+}
+
+fn read(folder: &Scratch, table: &Table) -> Replay {
+    Replay::with_shards(&folder.0, 4, 1000, table.clone(), 4).unwrap()
+}
+
+fn fill(replay: &mut Replay, lengths: &[usize]) {
+    for (i, &len) in lengths.iter().enumerate() {
+        replay.begin_episode(i as u64, false);
+        for step in 0..len {
+            let number = replay.table().records as u8;
+            let record = Record { action: u32::from(number), reward: 0.5, end: step + 1 == len };
+            replay.push(&[number; 4], record).unwrap();
+        }
+    }
+}
+
+#[test]
+fn steps_come_back_and_survive_reopening() {
+    let folder = Scratch::new("reopen");
+    let mut replay = open(&folder, 1000, Table::default()).unwrap();
+    fill(&mut replay, &[3, 2]);
+    replay.begin_episode(9, false);
+    replay.push(&[7; 4], Record { action: 1, reward: -1.0, end: false }).unwrap();
+    let table = replay.table().clone();
+    assert_eq!(replay.open_episode().unwrap().seed, 9);
+    // Written after the checkpoint, then a crash.
+    replay.push(&[8; 4], Record { action: 2, reward: 0.0, end: true }).unwrap();
+    drop(replay);
+    let replay = open(&folder, 1000, table.clone()).unwrap();
+    assert_eq!(replay.table(), &table);
+    let mut frame = [0; 4];
+    replay.frame(5, &mut frame).unwrap();
+    assert_eq!((frame, replay.record(5).unwrap()), ([7; 4], Record { action: 1, reward: -1.0, end: false }));
+    assert!(replay.frame(6, &mut frame).is_err() && replay.frame(9, &mut frame).is_err());
+    // Six records in shards of four; frames so small are not compressed.
+    let newest = folder.0.join("000001.data");
+    assert_eq!(std::fs::metadata(&newest).unwrap().len(), 8);
+    assert!(replay.damaged_episodes().unwrap().is_empty());
+    drop(replay);
+    // A changed byte is noticed, and its episode can be forgotten.
+    std::fs::write(&newest, [4, 4, 4, 4, 3, 3, 3, 2]).unwrap();
+    let mut replay = open(&folder, 1000, table.clone()).unwrap();
+    let damaged = replay.damaged_episodes().unwrap();
+    assert!(matches!(damaged[..], [(2, ReplayError::Damaged { record: 5, .. })]), "{damaged:?}");
+    assert!(matches!(replay.frame(5, &mut frame), Err(ReplayError::Damaged { record: 5, .. })));
+    replay.frame(4, &mut frame).unwrap();
+    replay.forget(&[2]);
+    assert_eq!((replay.steps(), replay.open_episode()), (5, None));
+    drop(replay);
+    // So is a file that is gone, which a reader leaves so.
+    std::fs::remove_file(&newest).unwrap();
+    let damaged = read(&folder, &table).damaged_episodes().unwrap();
+    assert!(matches!(damaged[..], [(1, ReplayError::CutOff { record: 4, .. }), _]), "{damaged:?}");
+    assert!(!newest.exists());
+    // So is one that lost its end.
+    std::fs::write(&newest, [4, 4, 4, 4, 3, 3, 3]).unwrap();
+    let damaged = open(&folder, 1000, table.clone()).unwrap().damaged_episodes().unwrap();
+    assert!(matches!(damaged[..], [(2, ReplayError::CutOff { record: 5, .. })]), "{damaged:?}");
+    assert!(damaged[0].1.to_string().contains("000001.data lacks record 5"), "{damaged:?}");
+    // A key that is damaged takes with it what was packed relative to it.
+    std::fs::write(&newest, [4, 4, 4, 5, 3, 3, 3, 3]).unwrap();
+    let damaged = read(&folder, &table).damaged_episodes().unwrap();
+    assert!(
+        matches!(
+            damaged[..],
+            [(1, ReplayError::Damaged { record: 4, .. }), (2, ReplayError::Damaged { record: 4, .. })]
+        ),
+        "{damaged:?}"
+    );
+}
+
+/// Whatever bit changes in the files, what is read is what was written, or an error.
+#[test]
+fn no_changed_bit_goes_unnoticed() {
+    let folder = Scratch::new("bits");
+    let mut replay = open(&folder, 1000, Table::default()).unwrap();
+    fill(&mut replay, &[3, 4]);
+    let table = replay.table().clone();
+    for name in ["000000.index", "000000.data", "000001.index", "000001.data"] {
+        let path = folder.0.join(name);
+        let good = std::fs::read(&path).unwrap();
+        for bit in 0..8 * good.len() {
+            let mut bytes = good.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(&path, bytes).unwrap();
+            let changed = read(&folder, &table);
+            let damaged = changed.damaged_episodes().unwrap();
+            assert!(
+                !damaged.is_empty() && damaged[0].1.to_string().contains(name),
+                "{name}, {bit}: {damaged:?}"
+            );
+            for record in 0..table.records {
+                let mut frame = [0; 4];
+                let same = |found: Result<Record>, written: Result<Record>| {
+                    found.is_err() || found.unwrap() == written.unwrap()
+                };
+                assert!(same(
+                    changed.record(record),
+                    Ok(Record { action: record as u32, reward: 0.5, end: [2, 6].contains(&record) })
+                ));
+                assert!(changed.frame(record, &mut frame).is_err() || frame == [record as u8; 4]);
+            }
+        }
+        std::fs::write(&path, good).unwrap();
+    }
+    // Another run's replay has its own checksums, but not those of the episodes.
+    let other = Scratch::new("other");
+    let mut replay = open(&other, 1000, Table::default()).unwrap();
+    fill(&mut replay, &[4, 3]);
+    let damaged = read(&other, &table).damaged_records().unwrap();
+    assert!(
+        matches!(damaged[..], [(0, ReplayError::Foreign { .. }), (1, ReplayError::Foreign { .. })]),
+        "{damaged:?}"
+    );
+    assert!(read(&folder, &table).damaged_records().unwrap().is_empty());
+}
+
+/// What is written after a crash is what was written before it, also in the middle of a group of frames.
+#[test]
+fn the_same_bytes_are_written_again() {
+    let folder = Scratch::new("again");
+    let files = || {
+        KINDS[..2]
+            .iter()
+            .map(|kind| std::fs::read(shard::path(&folder.0, 0, kind)).unwrap())
+            .collect::<Vec<_>>()
+    };
+    let big = |max: usize, table: Table| {
+        let mut replay = Replay::with_shards(&folder.0, 192, max, table, 64).unwrap();
+        replay.begin_writing().unwrap();
+        replay
+    };
+    let push = |replay: &mut Replay, number: u8| {
+        if replay.open_episode().is_none() {
+            replay.begin_episode(0, false);
+        }
+        let mut frame = [7; 192];
+        frame[usize::from(number)] = number;
+        replay.push(&frame, Record { action: 0, reward: 0.0, end: false }).unwrap();
+    };
+    let mut replay = big(1000, Table::default());
+    let mut tables = vec![replay.table().clone()];
+    for number in 0..30 {
+        push(&mut replay, number);
+        tables.push(replay.table().clone());
+    }
+    drop(replay);
+    let whole = files();
+    assert!(whole[1].len() < 30 * 40, "{} bytes", whole[1].len());
+    for (cut, table) in tables.iter().enumerate() {
+        let mut replay = big(1000, table.clone());
+        (cut..30).for_each(|number| push(&mut replay, number as u8));
+        assert_eq!(replay.table(), &tables[30]);
+        assert!(files() == whole, "cut at {cut}");
+        assert!(replay.damaged_episodes().unwrap().is_empty());
+    }
+    // Steps after a record and a key that are lost can be read, and what lies before them stays.
+    let mut table = tables[30].clone();
+    table.episodes.clear();
+    std::fs::write(folder.0.join("000000.index"), &whole[0][..20 * whole[0].len() / 30]).unwrap();
+    let mut replay = big(1000, table);
+    (30..40).for_each(|number| push(&mut replay, number));
+    assert!(replay.damaged_episodes().unwrap().is_empty());
+    assert_eq!((replay.steps(), replay.table().episodes[0].start), (10, 30));
+    assert!(files()[1].starts_with(&whole[1]));
+}
+
+/// A run of an older program goes on in its last shard as it was, and then with compressed ones.
+#[test]
+fn shards_of_older_programs_are_read_and_filled() {
+    let folder = Scratch::new("raw");
+    std::fs::create_dir_all(&folder.0).unwrap();
+    let old = shard::RawShard::open(&folder.0, 0, 0, 4, Access::Write).unwrap();
+    let record = |number: u8| Record { action: u32::from(number), reward: 0.5, end: number == 1 };
+    for number in 0..3 {
+        old.push(usize::from(number), &[number; 4], record(number)).unwrap();
+    }
+    let episode =
+        |start, len, ended| Episode { seed: 0, start, len, ended, continues: false, checksum: None };
+    let table = Table { episodes: vec![episode(0, 2, true)], records: 2 };
+    let mut replay = open(&folder, 1000, table).unwrap();
+    fill(&mut replay, &[4]);
+    let mut names: Vec<_> = std::fs::read_dir(&folder.0).unwrap().map(|e| e.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["000000.frames", "000000.steps", "000001.data", "000001.index"]);
+    assert!(replay.damaged_episodes().unwrap().is_empty());
+    for number in 0..6 {
+        let mut frame = [0; 4];
+        replay.frame(number, &mut frame).unwrap();
+        assert_eq!((frame, replay.record(number).unwrap().action), ([number as u8; 4], number as u32));
+    }
+    // Its records are not believed either, and a checkpoint that ends an episode elsewhere is noticed.
+    let table = replay.table().clone();
+    let path = folder.0.join("000000.steps");
+    let good = std::fs::read(&path).unwrap();
+    for bit in 0..8 * 13 {
+        let mut bytes = good.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        std::fs::write(&path, bytes).unwrap();
+        let error = read(&folder, &table).record(0).unwrap_err();
+        assert!(error.to_string().contains("000000.frames or .steps is damaged: record 0"), "{error}");
+    }
+    std::fs::write(&path, good).unwrap();
+    let mut short = table.clone();
+    short.episodes[0].len = 1;
+    let damaged = read(&folder, &short).damaged_episodes().unwrap();
+    assert!(matches!(damaged[..], [(0, ReplayError::Foreign { start: 0, last: 0, .. })]), "{damaged:?}");
+}
+
+#[test]
+fn a_reader_leaves_alone_what_is_being_written() {
+    let folder = Scratch::new("reader");
+    let mut replay = open(&folder, 1000, Table::default()).unwrap();
+    fill(&mut replay, &[3]);
+    let table = replay.table().clone();
+    fill(&mut replay, &[6]);
+    let reader = read(&folder, &table);
+    assert_eq!(reader.table(), &table);
+    let mut frame = [0; 4];
+    replay.frame(8, &mut frame).unwrap();
+    assert_eq!(frame, [8; 4]);
+}
+
+#[test]
+fn a_game_that_lost_a_life_is_not_played_on() {
+    let folder = Scratch::new("lives");
+    let mut replay = open(&folder, 1000, Table::default()).unwrap();
+    fill(&mut replay, &[2, 1]);
+    for end in [true, true, false] {
+        replay.begin_episode(0, true);
+        replay.push(&[0; 4], Record { action: 0, reward: 0.0, end }).unwrap();
+    }
+    let starts =
+        |replay: &Replay| -> Vec<usize> { replay.whole_newest_game().iter().map(|e| e.start).collect() };
+    assert_eq!((starts(&replay), replay.open_episode().is_some()), (vec![2, 3, 4, 5], true));
+    let table = replay.table().clone();
+    // Its first life, one in the middle, the newest, another game's.
+    for (forgotten, whole) in [(1, false), (3, false), (4, false), (0, true)] {
+        let mut replay = open(&folder, 1000, table.clone()).unwrap();
+        replay.forget(&[forgotten]);
+        assert_eq!((!starts(&replay).is_empty(), replay.open_episode().is_some()), (whole, whole));
+    }
+}
+
+#[test]
+fn the_oldest_episodes_go_first() {
+    let folder = Scratch::new("evict");
+    let mut replay = open(&folder, 6, Table::default()).unwrap();
+    fill(&mut replay, &[4, 3, 3, 2]);
+    assert_eq!(replay.table().episodes.iter().map(|e| e.start).collect::<Vec<_>>(), [4, 7, 10]);
+    assert_eq!(replay.steps(), 8);
+    // Their bytes go when the caller says that no checkpoint needs them.
+    replay.discard_before(replay.table().episodes[0].start).unwrap();
+    assert!(!folder.0.join("000000.index").exists() && !folder.0.join("000000.data").exists());
+    let table = replay.table().clone();
+    drop(replay);
+    let mut replay = open(&folder, 6, table).unwrap();
+    let mut frame = [0; 4];
+    replay.frame(4, &mut frame).unwrap();
+    assert_eq!(frame, [4; 4]);
+    // The lives of the game being played stay together.
+    for _ in 0..3 {
+        replay.begin_episode(0, true);
+        (0..5).for_each(|i| {
+            let record = Record { action: 0, reward: 0.0, end: i == 4 };
+            replay.push(&[0; 4], record).unwrap();
+        });
+    }
+    assert_eq!(replay.table().episodes.iter().map(|e| e.start).collect::<Vec<_>>(), [10, 12, 17, 22]);
+}
+
+#[test]
+fn segments_stay_inside_their_episode() {
+    let folder = Scratch::new("segments");
+    let mut replay = open(&folder, 1000, Table::default()).unwrap();
+    fill(&mut replay, &[3, 10]);
+    let mut rng = Rng::new(Key::new(0, 0));
+    let mut seen = [0; 13];
+    for _ in 0..5000 {
+        let ending = replay.sample_ending(&mut rng, 5);
+        assert_eq!(ending.pad_before + ending.len, 5);
+        let segment = replay.sample_starting(&mut rng, 5);
+        assert!(segment.len >= 1 && segment.pad_before + segment.len <= 5);
+        for s in [ending, segment] {
+            let episode = if s.first < 3 { 0..3 } else { 3..13 };
+            assert!(episode.contains(&s.first) && s.first + s.len <= episode.end);
+        }
+        seen[replay.sample_step(&mut rng)] += 1;
+    }
+    // Episodes are equally likely, so steps of the short one are more so.
+    let short: usize = seen[..3].iter().sum();
+    assert!((2300..2700).contains(&short), "{seen:?}");
+    assert!(seen.iter().all(|&n| n > 100), "{seen:?}");
+}
