@@ -354,7 +354,7 @@ impl Default for EvaluationConfig {
 pub struct ReplayConfig {
     /// Steps kept; the oldest episodes go first.
     pub max_steps: usize,
-    /// Bytes on disk kept, if that is less; 0 for no such limit. Files are deleted a segment at a time, a little later.
+    /// Bytes on disk kept at most, counted as if frames were not compressed; 0 disables the limit. Files are deleted a shard at a time, a little later.
     pub max_bytes: u64,
 }
 
