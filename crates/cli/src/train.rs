@@ -121,6 +121,13 @@ fn remarks(config: &TrainConfig) -> Vec<String> {
             ));
         }
     }
+    let tokenizer = &config.agent.tokenizer;
+    let sides: Vec<usize> = (0..tokenizer.resolutions).map(|level| tokenizer.frame_size >> level).collect();
+    for size in tokenizer.attention_sizes.iter().filter(|size| !sides.contains(size)) {
+        remarks.push(format!(
+            "agent.tokenizer.attention_sizes holds {size}, which changes nothing: the tokenizer's images have sides {sides:?}"
+        ));
+    }
     remarks
 }
 

@@ -196,7 +196,10 @@ fn a_network_that_diverges_is_named() {
 fn what_a_config_leaves_out_is_said() {
     let scratch = Scratch::new("remarks");
     let run = scratch.0.join("run");
-    let text = stderr(&train(&run, &["epochs=1", "evaluation.final_episodes=1"]));
+    let attention = "agent.tokenizer.attention_sizes=[16,7]";
+    let text = stderr(&train(&run, &["epochs=1", "evaluation.final_episodes=1", attention]));
+    let expected = "note: agent.tokenizer.attention_sizes holds 7, which changes nothing: the tokenizer's images have sides [32, 16, 8";
+    assert!(text.contains(expected) && !text.contains("holds 16"), "{text}");
     for network in ["world_model", "actor_critic"] {
         let expected =
             format!("note: the {network} does not learn in 1 epochs: {network}.schedule.start_after is 1\n");
