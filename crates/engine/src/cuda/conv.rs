@@ -91,7 +91,7 @@ impl Convolutions {
         (workspace, room): (u64, usize),
     ) -> Result<bool> {
         let kind = (*shape, tail.residual.is_some(), tail.relu);
-        if self.fuses.get(&kind) == Some(&false) {
+        if self.fuses.get(&kind) == Some(&false) || shape.is_too_large() {
             return Ok(false);
         }
         if !self.plans.contains_key(shape) {
@@ -149,6 +149,9 @@ impl Convolutions {
         accumulate: bool,
         (workspace, room): (u64, usize),
     ) -> Result<()> {
+        if shape.is_too_large() {
+            return self.run_in_halves(shape, direction, (x, weight, y), accumulate, (workspace, room));
+        }
         if !self.plans.contains_key(shape) {
             self.plans.insert(*shape, Plan::new(shape)?);
         }
@@ -224,7 +227,8 @@ impl Convolutions {
 }
 
 impl Convolutions {
-    /// Both halves of the batch, one after the other: f32 algorithms want copies of all images in the workspace.
+    /// Both halves of the batch, one after the other: f32 algorithms want copies of all images in the workspace, and cuDNN counts elements
+    /// in 32 bits.
     fn run_in_halves(
         &mut self,
         shape: &Convolution,

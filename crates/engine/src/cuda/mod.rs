@@ -176,6 +176,15 @@ impl Convolution {
         let out = |size: usize| (size + padding - 3) / self.stride + 1;
         (out(self.height), out(self.width))
     }
+
+    /// Whether it has images of more elements than 32 bits can count.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub fn is_too_large(&self) -> bool {
+        let (height, width) = self.out();
+        let x = self.height * self.width * self.inputs;
+        let y = height * width * self.outputs;
+        x.max(y).saturating_mul(self.batch) > i32::MAX as usize
+    }
 }
 
 /// What follows a convolution in the same pass.
