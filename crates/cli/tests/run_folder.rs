@@ -557,3 +557,36 @@ fn a_full_disk_stops_the_run_with_a_clear_line_and_loses_nothing() {
     assert!(resumed.status.success(), "{}", stderr(&resumed));
     assert!(results(&whole) == results(&run));
 }
+
+/// A report goes by what the run wrote: changed metrics are named and left out, a changed config changes nothing.
+#[test]
+fn a_report_notices_changed_metrics() {
+    let scratch = Scratch::new("report-metrics");
+    let run = scratch.0.join("run");
+    assert!(train(&run, &[]).status.success());
+    let report = || {
+        let mut command = iris();
+        command.current_dir(&scratch.0).args(["report", "run", "--reps", "50", "--out", "report"]);
+        command.output().unwrap()
+    };
+    let good = report();
+    assert!(good.status.success(), "{}", stderr(&good));
+    let config = std::fs::read_to_string(run.join("config.toml")).unwrap();
+    std::fs::write(run.join("config.toml"), config.replace("seed = 0", "seed = 5")).unwrap();
+    assert_eq!(report().stdout, good.stdout);
+    let path = run.join("metrics.jsonl");
+    let whole = std::fs::read(&path).unwrap();
+    let mut flipped = whole.clone();
+    *flipped.iter_mut().rfind(|byte| **byte == b'1').unwrap() = b'0';
+    let lines = whole.split_inclusive(|byte| *byte == b'\n').collect::<Vec<_>>();
+    let shorter = lines[..lines.len() - 1].concat();
+    for changed in [flipped, shorter] {
+        std::fs::write(&path, changed).unwrap();
+        let refused = report();
+        assert_eq!(refused.status.code(), Some(1));
+        assert!(stderr(&refused).contains("metrics.jsonl is not what the run wrote"), "{}", stderr(&refused));
+    }
+    // A line of an epoch that is not finished is no damage.
+    std::fs::write(&path, [&whole[..], b"{\"epoch\":9"].concat()).unwrap();
+    assert_eq!(report().stdout, good.stdout);
+}

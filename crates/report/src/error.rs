@@ -31,6 +31,10 @@ pub enum ReportError {
     NoRuns { path: PathBuf },
     #[error("{path}, line {line}: {why}")]
     Metrics { path: PathBuf, line: usize, why: String },
+    #[error(
+        "{path} is not what the run wrote: it is damaged, was edited or lost lines. Put it back from a copy, or leave the run out"
+    )]
+    Changed { path: PathBuf },
     #[error("{path}: {why}")]
     Config { path: PathBuf, why: String },
     #[error(

@@ -1,4 +1,5 @@
-//! Run folders: `config.toml` says what was played, `metrics.jsonl` how it went.
+//! Run folders: `config.toml` says what was played, `metrics.jsonl` how it went, and the newest checkpoint whether both are still what the
+//! run wrote.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -33,6 +34,52 @@ struct Config {
     epochs: Option<u64>,
 }
 
+/// What a checkpoint says about the other files.
+#[derive(Deserialize)]
+struct Checkpoint {
+    config: Config,
+    metrics_bytes: usize,
+    #[serde(default)]
+    checksums: Option<Checksums>,
+}
+
+#[derive(Deserialize)]
+struct Checksums {
+    metrics: u32,
+}
+
+impl Checkpoint {
+    /// The newest that is whole. A folder with metrics alone has none.
+    fn newest(folder: &Path) -> Option<Checkpoint> {
+        let entries = std::fs::read_dir(folder.join("checkpoints")).ok()?;
+        let mut folders: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        let is_number = |path: &Path| {
+            path.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.bytes().all(|b| b.is_ascii_digit()))
+        };
+        folders.retain(|path| is_number(path));
+        folders.sort();
+        folders.iter().rev().find_map(|path| Checkpoint::parse(&std::fs::read(path.join("state.json")).ok()?))
+    }
+
+    /// The text begins with the checksum of the rest of it, which version 1 did not have.
+    fn parse(text: &[u8]) -> Option<Checkpoint> {
+        if let Some(rest) = text.strip_prefix(b"{\"crc32\":\"") {
+            let (checksum, rest) = rest.split_at_checked(8)?;
+            let signed = rest.strip_prefix(b"\",")?;
+            if format!("{:08x}", crc32fast::hash(signed)).as_bytes() != checksum {
+                return None;
+            }
+        }
+        serde_json::from_slice(text).ok()
+    }
+
+    /// Whether the metrics are those that were there when it was written.
+    fn knows(&self, metrics: &[u8]) -> bool {
+        let Some(checksums) = &self.checksums else { return true };
+        metrics.get(..self.metrics_bytes).is_some_and(|known| crc32fast::hash(known) == checksums.metrics)
+    }
+}
+
 /// The run folders in a folder, itself among them, sorted.
 pub fn find(folder: &Path) -> Result<Vec<PathBuf>, ReportError> {
     let mut found = Vec::new();
@@ -63,14 +110,23 @@ fn search(folder: &Path, found: &mut Vec<PathBuf>) -> Result<(), ReportError> {
 
 /// Reads a run; None when it was never evaluated.
 pub fn load(folder: &Path, games: &Games) -> Result<Option<Run>, ReportError> {
-    let config_path = folder.join("config.toml");
-    let config: Config = toml::from_str(&text(&config_path)?).map_err(|error| ReportError::Config {
-        path: config_path,
-        why: format!("no settings of a run: {}", error.message()),
-    })?;
-    let game = games.played(&config.env);
     let path = folder.join(METRICS);
     let metrics = text(&path)?;
+    let config = match Checkpoint::newest(folder) {
+        Some(checkpoint) if !checkpoint.knows(metrics.as_bytes()) => {
+            return Err(ReportError::Changed { path });
+        }
+        // The file is for people: the run goes by this one.
+        Some(checkpoint) => checkpoint.config,
+        None => {
+            let path = folder.join("config.toml");
+            toml::from_str(&text(&path)?).map_err(|error| ReportError::Config {
+                path,
+                why: format!("no settings of a run: {}", error.message()),
+            })?
+        }
+    };
+    let game = games.played(&config.env);
     let bad =
         |line: usize, why: &str| ReportError::Metrics { path: path.clone(), line, why: why.to_string() };
     let mut points: Vec<Point> = Vec::new();

@@ -44,12 +44,11 @@ fn difference(got: &[f32], expected: &[f32], limits: Limits) -> Option<String> {
     }
     let largest = largest(expected);
     if largest < ROUNDING {
-        let at = got.iter().position(|g| !(f64::from(g.abs()) < ROUNDING))?;
+        let at = got.iter().position(|g| g.is_nan() || f64::from(g.abs()) >= ROUNDING)?;
         return Some(format!("element {at} is {}, where everything cancels out", got[at]));
     }
     let errors = || got.iter().zip(expected).map(|(g, e)| f64::from(*g) - f64::from(*e));
-    // Not `>`: an error that is NaN must not pass.
-    if let Some(at) = errors().position(|error| !(error.abs() <= limits.element * largest)) {
+    if let Some(at) = errors().position(|error| error.is_nan() || error.abs() > limits.element * largest) {
         return Some(format!(
             "element {at} is {} instead of {}; the largest is {largest:e}",
             got[at], expected[at]
