@@ -105,6 +105,10 @@ impl AgentConfig {
             let rule = "but must be at least 0 and below 1";
             return Err(ConfigError::new("world_model.dropout", w.dropout, rule));
         }
+        if t.attention_sizes.contains(&0) {
+            let sizes = format!("{:?}", t.attention_sizes);
+            return Err(ConfigError::new("tokenizer.attention_sizes", sizes, "but no image has size 0"));
+        }
         let channels = format!("{:?}", p.channels);
         if p.channels.iter().any(|channels| !(1..=LARGEST).contains(channels)) {
             let rule = format!("but each must be from 1 to {LARGEST}");

@@ -54,11 +54,13 @@ pub fn resolve(args: &ConfigArgs) -> Result<TrainConfig> {
     overrides.extend(args.env.iter().map(|env| format!("env={env}")));
     overrides.extend(args.seed.iter().map(|seed| format!("seed={seed}")));
     let mut config = combine(&args.preset, args.config.as_deref(), &overrides)?;
-    config.agent.actions = {
-        let game = envs::Game::find(&config.env)?;
-        game.make(envs::Purpose::Train, config.agent.tokenizer.frame_size)?.action_names().len()
-    };
+    config.agent.actions = actions_of(&config.env)?;
     Ok(config)
+}
+
+fn actions_of(env: &str) -> Result<usize> {
+    let game = envs::Game::find(env)?;
+    Ok((game.make)(game, envs::Purpose::Train)?.action_names().len())
 }
 
 /// A preset, then a file, then `key.sub=value` overrides, each on top of what came before.
@@ -80,8 +82,12 @@ pub fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Resul
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         changes = text.parse().with_context(|| format!("{} is not valid TOML", path.display()))?;
-        check_keys(&changes, &known, "").with_context(|| format!("in {}", path.display()))?;
+        let found_in = || format!("in {}", path.display());
+        check_keys(&changes, &known, "").with_context(found_in)?;
+        // A file says what it says about its own game; the one that is played may be another.
+        check_actions(&changes, changes.get("env").and_then(Value::as_str)).with_context(found_in)?;
     }
+    let mut single = Table::new();
     for text in overrides {
         let Some((key, value)) = text.split_once('=') else {
             bail!("`{text}` is not an override: write key.sub=value");
@@ -92,11 +98,13 @@ pub fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Resul
         }
         let change = nested(key.trim(), parse_value(value.trim()));
         check_keys(&change, &known, "")?;
-        merge(&mut changes, change);
+        merge(&mut single, change);
     }
+    merge(&mut changes, single.clone());
     // What the preset says about the game comes before what the user says about anything.
     let env = changes.get("env").or(table.get("env")).and_then(Value::as_str).unwrap_or_default();
     let name = envs::Game::find(env)?.original().name;
+    check_actions(&single, Some(env))?;
     if let Some(Value::Table(game)) = games.as_ref().and_then(|games| games.get(name)) {
         merge(&mut table, game.clone());
     }
@@ -105,6 +113,18 @@ pub fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Resul
         Value::Table(table).try_into().map_err(|e: toml::de::Error| anyhow!("{}", e.message()))?;
     config.validate()?;
     Ok(config)
+}
+
+/// The number of actions is the game's: another one would be ignored.
+fn check_actions(changes: &Table, env: Option<&str>) -> Result<()> {
+    let asked = changes.get("agent").and_then(|agent| agent.get("actions")).and_then(Value::as_integer);
+    let (Some(asked), Some(env)) = (asked, env) else { return Ok(()) };
+    // Whether the game can be played at all is for others to say.
+    let Ok(actions) = actions_of(env) else { return Ok(()) };
+    if actions as i64 != asked {
+        bail!("agent.actions is {asked}, but {env} has {actions}: leave it out, it follows from the game");
+    }
+    Ok(())
 }
 
 /// TOML if it is some, text otherwise, so that `env=arcade/pong` needs no quotes.
@@ -159,8 +179,14 @@ fn check_keys(table: &Table, known: &Value, path: &str) -> Result<()> {
                     bail!("`{here}` holds {item}, but takes whole numbers from 0 on");
                 }
             }
-            (Value::String(text), Value::Integer(_)) if text.bytes().all(|b| b.is_ascii_digit()) => {
+            (Value::String(text), Value::Integer(_) | Value::Float(_)) if text.is_empty() => {
+                bail!("`{here}` has no value, but must be {} {}", article(below), below.type_str());
+            }
+            (Value::String(text), Value::Integer(_) | Value::Float(_)) if is_large(text) => {
                 bail!("`{here}` is {text}, which is more than any number here may be");
+            }
+            (Value::String(text), Value::Integer(_) | Value::Float(_)) if text.parse::<f64>().is_ok() => {
+                bail!("`{here}` is {text:?}, which is text: a number has no quotes");
             }
             _ if value.type_str() != below.type_str() => {
                 bail!(
@@ -175,6 +201,11 @@ fn check_keys(table: &Table, known: &Value, path: &str) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Digits that are too many for a whole number: TOML ends at 64 bits.
+fn is_large(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<i64>().is_err()
 }
 
 fn article(value: &Value) -> &'static str {

@@ -26,7 +26,9 @@ pub fn run(args: EvalArgs) -> Result<()> {
     drop(progress);
     let count = returns.len() as f32;
     let mean = returns.iter().sum::<f32>() / count;
-    let variance = returns.iter().map(|r| (r - mean).powi(2)).sum::<f32>() / (count - 1.0).max(1.0);
+    // One game says nothing about their spread.
+    let spread = returns.iter().map(|r| (r - mean).powi(2)).sum::<f32>() / (count - 1.0);
+    let standard_error = (returns.len() > 1).then(|| (spread / count).sqrt());
     let result = serde_json::json!({
         "env": game.name,
         "run": args.player.run.display().to_string(),
@@ -34,7 +36,7 @@ pub fn run(args: EvalArgs) -> Result<()> {
         "temperature": args.player.temperature,
         "seed": args.player.seed,
         "mean": mean,
-        "standard_error": (variance / count).sqrt(),
+        "standard_error": standard_error,
         "progress": game.progress(mean),
         "returns": returns,
     });

@@ -11,6 +11,7 @@ mod eval;
 #[doc(hidden)]
 pub mod fuzzing;
 mod output;
+mod pace;
 mod progress;
 mod record;
 mod report;
@@ -27,7 +28,7 @@ use output::{say, tell};
 
 /// What the user typed becomes a validated command, and its result an exit code.
 pub fn main() -> ExitCode {
-    let args = args::Args::parse();
+    let args = args::Args::try_parse().unwrap_or_else(|error| args::refuse(error));
     if let Some(folder) = args.roms {
         envs::atari::set_rom_folder(folder);
     }

@@ -6,22 +6,23 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 /// A bar while standard error is a terminal, nothing otherwise.
 pub struct Progress {
-    phase: &'static str,
+    phase: String,
     bar: Option<ProgressBar>,
 }
 
 impl Progress {
-    pub fn new(phase: &'static str, total: usize) -> Progress {
+    pub fn new(phase: impl Into<String>, total: usize) -> Progress {
+        let phase = phase.into();
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{msg:12} {bar:30} {pos}/{len}  {per_sec}  {eta} left");
-            let bar = ProgressBar::new(total as u64).with_message(phase);
+            let bar = ProgressBar::new(total as u64).with_message(phase.clone());
             style.map_or(bar.clone(), |style| bar.with_style(style))
         });
         Progress { phase, bar }
     }
 
-    pub fn phase(&self) -> &'static str {
-        self.phase
+    pub fn phase(&self) -> &str {
+        &self.phase
     }
 
     /// Whether there is a bar to look at.

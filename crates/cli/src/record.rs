@@ -53,8 +53,13 @@ pub fn run(args: RecordArgs) -> Result<()> {
     Ok(())
 }
 
-/// Makes the folder of a file that is to be written.
+/// Makes the folder of a file that is to be written, which must not promise another format.
 fn make_room(file: &Path) -> Result<()> {
+    if let Some(kind) = file.extension()
+        && !kind.eq_ignore_ascii_case("gif")
+    {
+        bail!("recordings are GIFs: name a file that ends in .gif, not {}", file.display());
+    }
     if file.is_dir() {
         bail!("{} is a folder: name a file in it", file.display());
     }

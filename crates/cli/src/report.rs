@@ -1,12 +1,15 @@
 //! `iris report`: tables and figures from scores.
 
 use std::io::IsTerminal;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use report::{Report, Request, Settings};
 
 use crate::args::ReportArgs;
 use crate::output::{say, tell};
+use crate::progress::Progress;
 
 /// Bootstrap replicates that fit into memory.
 const MOST_REPS: usize = 10_000_000;
@@ -15,10 +18,21 @@ pub fn run(args: ReportArgs) -> Result<()> {
     if args.reps > MOST_REPS {
         bail!("--reps must be at most {MOST_REPS}");
     }
-    let request =
-        Request { inputs: args.inputs, agents: args.agents, name: args.name, references: args.references };
+    let known = |game: &envs::Game| (game.name.to_string(), [game.random.into(), game.skilled.into()]);
+    let own = envs::all_games().into_iter().filter(|game| game.title().is_none());
+    let request = Request {
+        inputs: args.inputs,
+        agents: args.agents,
+        name: args.name,
+        references: args.references,
+        built_in: own.map(known).collect(),
+    };
     let settings = Settings { replicates: args.reps, seed: args.seed, rng: args.rng };
-    let report = Report::new(report::gather(&request)?, settings)?;
+    let watch = Watch::new();
+    let report = Report::watched(report::gather(&request)?, settings, &|what, done, total| {
+        watch.progress(what, done, total);
+    })?;
+    drop(watch);
     // First: whoever reads the table may have seen enough of it early.
     let files = report::write(&report, &args.out)?;
     let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
@@ -28,4 +42,30 @@ pub fn run(args: ReportArgs) -> Result<()> {
     }
     tell!("wrote {} files; open {}", files.len(), args.out.join("report.html").display());
     Ok(())
+}
+
+/// Shows how far the bootstrap is: a bar on a terminal, a line now and then elsewhere.
+struct Watch(Mutex<(Option<Progress>, Instant)>);
+
+/// Between two lines.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Watch {
+    fn new() -> Watch {
+        Watch(Mutex::new((None, Instant::now())))
+    }
+
+    fn progress(&self, what: &str, done: usize, total: usize) {
+        let mut state = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let (bar, said) = &mut *state;
+        if bar.as_ref().is_none_or(|bar| bar.phase() != what) {
+            *bar = Some(Progress::new(what, total));
+        }
+        let shown = bar.as_ref().is_some_and(Progress::is_shown);
+        bar.iter().for_each(|bar| bar.set(done));
+        if !shown && said.elapsed() >= PATIENCE {
+            tell!("{what}: {done} of {total} replicates");
+            *said = Instant::now();
+        }
+    }
 }

@@ -29,8 +29,7 @@ impl Stop {
         if !ignored().is_some_and(|mask| is_in(mask, SIGHUP)) {
             wanted.push(SIGHUP);
         }
-        let failed = "cannot listen for signals";
-        let mut signals = Signals::new(wanted).context(failed)?;
+        let mut signals = Signals::new(wanted).context("cannot listen for signals")?;
         let stop = Stop::default();
         let asked = stop.clone();
         let wait = move || {
@@ -42,7 +41,8 @@ impl Stop {
                 }
             }
         };
-        std::thread::Builder::new().name("signals".into()).spawn(wait).context(failed)?;
+        let thread = std::thread::Builder::new().name("signals".into()).spawn(wait);
+        thread.context("cannot start the thread that listens for signals")?;
         Ok(stop)
     }
 

@@ -11,6 +11,7 @@ use engine::Device;
 
 use crate::args::TrainArgs;
 use crate::output::{pasteable, say, tell, warn};
+use crate::pace::Pace;
 use crate::progress::Progress;
 use crate::signals::Stop;
 use crate::{Ended, config};
@@ -43,7 +44,8 @@ pub fn run(args: TrainArgs) -> Result<Ended> {
     for reason in trainer.config.agent.slow_paths(&device) {
         tell!("note: slower than it could be: {reason}");
     }
-    let mut watch = Watch::new(run, stop);
+    let mut watch = Watch::new(run, stop, &trainer);
+    watch.warn_of_a_long_run();
     match train(&mut trainer, &mut watch) {
         Err(TrainError::Interrupted) => {
             let (folder, done) = (pasteable(watch.run.folder()), trainer.epoch);
@@ -119,6 +121,13 @@ fn remarks(config: &TrainConfig) -> Vec<String> {
             ));
         }
     }
+    let tokenizer = &config.agent.tokenizer;
+    let sides: Vec<usize> = (0..tokenizer.resolutions).map(|level| tokenizer.frame_size >> level).collect();
+    for size in tokenizer.attention_sizes.iter().filter(|size| !sides.contains(size)) {
+        remarks.push(format!(
+            "agent.tokenizer.attention_sizes holds {size}, which changes nothing: the tokenizer's images have sides {sides:?}"
+        ));
+    }
     remarks
 }
 
@@ -162,23 +171,59 @@ struct Watch {
     run: Run,
     started: Instant,
     stop: Stop,
+    config: TrainConfig,
+    /// Finished epochs.
+    epoch: usize,
     bar: Option<Progress>,
     since: Instant,
+    /// What is being done, and how much of it is over.
+    doing: (&'static str, usize),
+    pace: Pace,
     seconds: HashMap<&'static str, f64>,
     last: Vec<(String, f64)>,
 }
 
 impl Watch {
-    fn new(run: Run, stop: Stop) -> Watch {
+    fn new(run: Run, stop: Stop, trainer: &Trainer) -> Watch {
         let now = Instant::now();
-        Watch { run, started: now, stop, bar: None, since: now, seconds: HashMap::new(), last: Vec::new() }
+        Watch {
+            run,
+            started: now,
+            stop,
+            config: trainer.config.clone(),
+            epoch: trainer.epoch,
+            bar: None,
+            since: now,
+            doing: ("", 0),
+            pace: Pace::default(),
+            seconds: HashMap::new(),
+            last: Vec::new(),
+        }
     }
 
     /// The time since the last call was spent on this.
-    fn count(&mut self, phase: &'static str) {
+    fn count(&mut self, phase: &'static str) -> f64 {
         let now = Instant::now();
-        *self.seconds.entry(phase).or_default() += (now - self.since).as_secs_f64();
+        let seconds = (now - self.since).as_secs_f64();
+        *self.seconds.entry(phase).or_default() += seconds;
         self.since = now;
+        seconds
+    }
+
+    /// `done` steps of a phase are over, the newest in this time.
+    fn time(&mut self, phase: &'static str, done: usize, seconds: f64) {
+        let (doing, before) = self.doing;
+        self.doing = (phase, done);
+        // What comes first in an epoch prepares the rest.
+        if doing == phase && before > 0 && done >= before {
+            self.pace.add(phase, done - before, seconds);
+        }
+    }
+
+    fn warn_of_a_long_run(&mut self) {
+        if let Some(warning) = self.pace.warning(&self.config, self.epoch) {
+            warn(warning);
+        }
     }
 
     fn metric(&self, name: &str) -> Option<f64> {
@@ -221,7 +266,9 @@ impl Watch {
 
 impl Observer for Watch {
     fn progress(&mut self, phase: &'static str, done: usize, total: usize) -> bool {
-        self.count(phase);
+        let seconds = self.count(phase);
+        self.time(phase, done, seconds);
+        self.warn_of_a_long_run();
         if self.bar.as_ref().is_none_or(|bar| bar.phase() != phase) {
             self.bar = Some(Progress::new(phase, total));
         }
@@ -246,6 +293,7 @@ impl Observer for Watch {
         }
         self.run.save(trainer, metrics).map_err(|e| TrainError::Save(e.to_string()))?;
         self.count("pictures and checkpoints");
+        (self.epoch, self.doing) = (trainer.epoch, ("", 0));
         self.last = metrics.to_vec();
         let mut line = format!(
             "epoch {}/{}  {:.0} s",

@@ -95,9 +95,10 @@ fn a_run_stopped_by_a_signal_continues_to_the_same_bits() {
 fn a_second_signal_does_not_wait() {
     let scratch = Scratch::new("impatient");
     let run = scratch.0.join("run");
-    // An update of many seconds.
-    let (mut child, mut said) = start(&["collection.steps=1", "tokenizer.schedule.batch=20000"], &run);
-    assert!(said.any(|line| line.starts_with("arcade/catch on")));
+    // The second epoch begins with an update of seconds.
+    let long = ["collection.epochs=1", "tokenizer.schedule.start_after=1", "tokenizer.schedule.batch=600"];
+    let (mut child, mut said) = start(&long, &run);
+    assert!(said.any(|line| line.starts_with("epoch 1/4")));
     send("-TERM", &child);
     assert!(said.any(|line| line.starts_with("stopping after this update")));
     send("-INT", &child);

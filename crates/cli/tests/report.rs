@@ -147,3 +147,38 @@ fn mistakes_are_one_line() {
         );
     }
 }
+
+#[test]
+fn scores_of_built_in_games_need_no_references() {
+    let scratch = Scratch::new("arcade");
+    std::fs::write(scratch.0.join("mine.json"), r#"{"arcade/catch": [5.0, 1.225]}"#).unwrap();
+    let output = scratch.iris(&["mine.json", "--reps", "20"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let json: serde_json::Value = serde_json::from_slice(&scratch.read("report/report.json")).unwrap();
+    let normalised = json["agents"][0]["games"]["arcade/catch"]["normalised"].as_array().unwrap();
+    // Random play scores -2.55, perfect play 5.
+    assert!(normalised[0] == 1.0 && (normalised[1].as_f64().unwrap() - 0.5).abs() < 1e-6, "{normalised:?}");
+}
+
+/// Threads that the system does not allow are done without.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_report_needs_no_threads() {
+    let scratch = Scratch::new("threads");
+    let output = Command::new("sh")
+        .current_dir(&scratch.0)
+        // 4,096 stacks of 2 MiB do not fit into half a gigabyte.
+        .args([
+            "-c",
+            "ulimit -v 500000; exec \"$@\"",
+            "sh",
+            env!("CARGO_BIN_EXE_iris"),
+            "report",
+            "--reps",
+            "20",
+        ])
+        .env("RAYON_NUM_THREADS", "4096")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

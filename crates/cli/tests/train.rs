@@ -39,14 +39,18 @@ fn a_run_goes_through_every_phase_and_can_be_evaluated() {
     assert!(!export.status.success() && !file.exists());
     assert!(stderr(&export).contains("has nothing like actor_critic.skip"), "{}", stderr(&export));
 
-    let evaluate = |seed: &str| {
-        let output = iris().arg("eval").arg(&run).args(["--episodes", "5", "--seed", seed]).output().unwrap();
+    let evaluate = |episodes: &str| {
+        let arguments = ["--episodes", episodes, "--seed", "1"];
+        let output = iris().arg("eval").arg(&run).args(arguments).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
     };
-    let result = evaluate("1");
+    let result = evaluate("5");
     assert_eq!(result["returns"].as_array().unwrap().len(), 5);
-    assert_eq!(result, evaluate("1"));
+    assert!(result["standard_error"].is_number());
+    assert_eq!(result, evaluate("5"));
+    // One game has no spread.
+    assert!(evaluate("1")["standard_error"].is_null());
 }
 
 #[test]
@@ -92,6 +96,28 @@ fn nonsense_is_answered_with_one_line_that_helps() {
         ("world_model.weight_decay=-1", "world_model.weight_decay is -1, but must be at least 0"),
         ("tokenizer.schedule.after=0", "`tokenizer.schedule.after`. Did you mean `start_after`?"),
         ("a=3", "no key is called `a`\n"),
+        ("epochs=", "`epochs` has no value, but must be an integer"),
+        ("epochs=\"3\"", "`epochs` is \"3\", which is text: a number has no quotes"),
+        ("actor_critic.returns.gamma=", "`actor_critic.returns.gamma` has no value, but must be a float"),
+        (
+            "actor_critic.returns.gamma=18446744073709551615",
+            "`actor_critic.returns.gamma` is 18446744073709551615, which is more than",
+        ),
+        ("agent.actions=7", "agent.actions is 7, but arcade/catch has 3: leave it out"),
+        (
+            "agent.tokenizer.attention_sizes=[0]",
+            "agent.tokenizer.attention_sizes is [0], but no image has size 0",
+        ),
+        (
+            "tokenizer.schedule.final_learning_rate=1e30",
+            "tokenizer.schedule.final_learning_rate is 1000000000000000000000000000000, but must be from 0 to",
+        ),
+        ("actor_critic.schedule.updates=4294967296", "must be from 0 to 10000000"),
+        (
+            "world_model.schedule.first_updates=9223372036854775807",
+            "world_model.schedule.first_updates is 9223372036854775807, but must be from 0 to 10000000",
+        ),
+        ("epochs=1000000000000", "epochs is 1000000000000, but must be from 1 to 4294967295"),
     ] {
         let text = refused(&[nonsense]);
         assert!(text.contains(answer), "{text}");
@@ -119,10 +145,40 @@ fn nonsense_is_answered_with_one_line_that_helps() {
     assert!(refused(&["--env", "arcade/cacth"]).contains("Did you mean `arcade/catch`?"));
     assert!(refused(&["--preset", "tinny"]).contains("Did you mean `tiny`?"));
     assert!(refused(&["--config", "no/such/file.toml"]).contains("cannot read no/such/file.toml"));
+    let file = scratch.0.join("quoted.toml");
+    std::fs::write(&file, "epochs = \"3\"\n").unwrap();
+    let text = refused(&["--config", file.to_str().unwrap()]);
+    assert!(text.contains("quoted.toml: `epochs` is \"3\", which is text"), "{text}");
 
     assert!(train(&run, &[]).status.success());
     let again = train(&run, &[]);
     assert!(!again.status.success() && stderr(&again).contains("already holds a run"), "{}", stderr(&again));
+}
+
+/// Settings are no options, and whoever tries is told how to write them.
+#[test]
+fn a_setting_written_as_an_option_is_shown_as_one() {
+    let refused = |arguments: &[&str]| {
+        let output = iris().args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        stderr(&output)
+    };
+    let line = |setting: &str| {
+        format!("error: there is no option {setting}; settings are given as key=value, without dashes: ")
+    };
+    assert!(refused(&["train", "--epochs", "3"]).starts_with(&(line("--epochs") + "epochs=3\n")));
+    assert!(refused(&["config", "--epochs=3"]).starts_with(&(line("--epochs") + "epochs=3\n")));
+    let text = refused(&["train", "--collection.steps", "7"]);
+    assert!(text.starts_with(&(line("--collection.steps") + "collection.steps=7\n")), "{text}");
+    let text = refused(&["train", "--learning-rate", "1e-3", "--env", "arcade/pong"]);
+    let keys =
+        ["actor_critic", "tokenizer", "world_model"].map(|n| format!("{n}.schedule.learning_rate=1e-3"));
+    let keys = format!("{}, {} or {}\n", keys[0], keys[1], keys[2]);
+    assert!(text.starts_with(&(line("--learning-rate") + &keys)), "{text}");
+    // Without a value, and where nothing of the kind exists.
+    assert!(refused(&["train", "--epochs"]).starts_with(&(line("--epochs") + "epochs=...\n")));
+    assert!(refused(&["train", "--nothing"]).starts_with("error: unexpected argument '--nothing' found"));
+    assert!(refused(&["eval", "--epochs", "3"]).starts_with("error: unexpected argument '--epochs' found"));
 }
 
 /// Which of the networks, and when.
@@ -142,7 +198,10 @@ fn a_network_that_diverges_is_named() {
 fn what_a_config_leaves_out_is_said() {
     let scratch = Scratch::new("remarks");
     let run = scratch.0.join("run");
-    let text = stderr(&train(&run, &["epochs=1", "evaluation.final_episodes=1"]));
+    let attention = "agent.tokenizer.attention_sizes=[16,7]";
+    let text = stderr(&train(&run, &["epochs=1", "evaluation.final_episodes=1", attention]));
+    let expected = "note: agent.tokenizer.attention_sizes holds 7, which changes nothing: the tokenizer's images have sides [32, 16, 8";
+    assert!(text.contains(expected) && !text.contains("holds 16"), "{text}");
     for network in ["world_model", "actor_critic"] {
         let expected =
             format!("note: the {network} does not learn in 1 epochs: {network}.schedule.start_after is 1\n");
@@ -194,6 +253,8 @@ fn the_printed_config_is_one_that_train_takes() {
     let file = scratch.0.join("changed.toml");
     std::fs::write(&file, &changed).unwrap();
     assert_eq!(print(&["--config", file.to_str().unwrap()]), changed);
+    // It holds the number of actions of its own game, not of every other.
+    assert!(print(&["--config", file.to_str().unwrap(), "--env", "arcade/freeway"]).contains("steps = 7"));
     assert!(
         changed.contains("steps = 7")
             && changed.contains("env = \"arcade/pong\"")

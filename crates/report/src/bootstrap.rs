@@ -162,8 +162,8 @@ mod tests {
     use super::*;
     use crate::resample::Rng;
 
-    fn randomness() -> Randomness {
-        Randomness::new(Rng::Numpy, 0).unwrap()
+    fn randomness() -> Randomness<'static> {
+        Randomness::new(Rng::Numpy, 0, &|_, _, _| {}).unwrap()
     }
 
     // Counting and sorting agree on what was drawn.

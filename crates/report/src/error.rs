@@ -45,6 +45,8 @@ pub enum ReportError {
     NoAgents,
     #[error("numpy's seeds end at 4294967295, not {seed}")]
     NumpySeed { seed: u64 },
+    #[error("cannot start threads for the bootstrap: {0}")]
+    Threads(String),
     #[error("at least one replicate is needed")]
     NoReplicates,
     #[error("the published scores shipped with the program are damaged: {0}")]

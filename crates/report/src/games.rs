@@ -15,6 +15,12 @@ pub struct Reference {
     pub human: f64,
 }
 
+impl std::fmt::Display for Reference {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "[{}, {}]", self.random, self.human)
+    }
+}
+
 impl Reference {
     /// (score - random) / (human - random)
     pub fn normalise(&self, score: f64) -> f64 {
@@ -24,15 +30,26 @@ impl Reference {
 
 /// The references of every known game.
 #[derive(Clone)]
-pub struct Games(BTreeMap<String, Reference>);
+pub struct Games {
+    /// Of the benchmark, and from a file.
+    references: BTreeMap<String, Reference>,
+    /// Of games that come with the program. Runs of them know their own progress, score files do not.
+    built_in: BTreeMap<String, Reference>,
+}
 
 impl Games {
     pub fn new(references: impl IntoIterator<Item = (String, Reference)>) -> Games {
-        Games(references.into_iter().collect())
+        Games { references: references.into_iter().collect(), built_in: BTreeMap::new() }
     }
 
-    /// Adds or replaces references from a file `{"Game": [random, human]}`.
-    pub fn add_file(&mut self, path: &Path) -> Result<(), ReportError> {
+    /// Adds a game that comes with the program.
+    pub fn add_built_in(&mut self, game: &str, [random, human]: [f64; 2]) {
+        self.built_in.insert(game.to_string(), Reference { random, human });
+    }
+
+    /// Adds or replaces references from a file `{"Game": [random, human]}`, with remarks about it.
+    pub fn add_file(&mut self, path: &Path) -> Result<Vec<String>, ReportError> {
+        let mut notes = Vec::new();
         let format = |why: &str| ReportError::Config { path: path.to_path_buf(), why: why.to_string() };
         let values = read(path)?;
         let [Value::Object(entries)] = values.as_slice() else {
@@ -43,16 +60,28 @@ impl Games {
                 value.as_array().and_then(|list| list.iter().map(Value::as_f64).collect());
             match numbers.as_deref() {
                 Some(&[random, human]) if human > random => {
-                    self.0.insert(self.canonical(name), Reference { random, human });
+                    let (game, new) = (self.canonical(name), Reference { random, human });
+                    let old = self.references.insert(game.clone(), new);
+                    if let Some(old) = old.filter(|old| *old != new) {
+                        notes.push(format!(
+                            "{game}: your scores are normalised with {new} of {}, the published agents' with the benchmark's {old}; they do not compare",
+                            path.display()
+                        ));
+                    }
                 }
                 _ => return Err(ReportError::Reference { path: path.to_path_buf(), game: name.clone() }),
             }
         }
-        Ok(())
+        Ok(notes)
     }
 
     pub fn get(&self, game: &str) -> Option<&Reference> {
-        self.0.get(game)
+        self.references.get(game)
+    }
+
+    /// Also of a game that comes with the program.
+    pub fn get_any(&self, game: &str) -> Option<&Reference> {
+        self.get(game).or_else(|| self.built_in.get(game))
     }
 
     /// The name of the game a run or an evaluation played. Sticky actions make `ALE/Breakout-v5` another game than the benchmark's.
@@ -78,7 +107,7 @@ impl Games {
             _ => bare,
         };
         let bare = bare.strip_suffix("NoFrameskip").unwrap_or(bare);
-        let known = self.0.keys().find(|known| !known.contains('/') && plain(known) == plain(bare));
+        let known = self.references.keys().find(|known| !known.contains('/') && plain(known) == plain(bare));
         known.cloned().unwrap_or_else(|| name.to_string())
     }
 }

@@ -68,7 +68,7 @@ mod tests {
     use crate::resample::Rng;
 
     fn probability(x: &[&[f64]], y: &[&[f64]]) -> (f64, Option<[f64; 2]>) {
-        improvement(x, y, &Randomness::new(Rng::Fast, 0).unwrap(), "", 100)
+        improvement(x, y, &Randomness::new(Rng::Fast, 0, &|_, _, _| {}).unwrap(), "", 100)
     }
 
     #[test]

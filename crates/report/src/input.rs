@@ -20,6 +20,8 @@ pub struct Request {
     pub name: String,
     /// More games: `{"Game": [random, human]}`.
     pub references: Option<PathBuf>,
+    /// Games that come with the program, and what random and perfect play score.
+    pub built_in: Vec<(String, [f64; 2])>,
 }
 
 /// Agents in the order they are shown, and what the reader should know about them.
@@ -31,10 +33,11 @@ pub struct Gathered {
 
 pub fn gather(request: &Request) -> Result<Gathered, ReportError> {
     let (mut games, published) = published()?;
-    if let Some(path) = &request.references {
-        games.add_file(path)?;
-    }
     let mut notes = Vec::new();
+    request.built_in.iter().for_each(|(game, scores)| games.add_built_in(game, *scores));
+    if let Some(path) = &request.references {
+        notes = games.add_file(path)?;
+    }
     let mut own = own_agents(request, &games, &mut notes)?;
     let mut names = HashSet::new();
     if let Some(agent) = own.iter().find(|agent| !names.insert(agent.name.clone())) {
@@ -103,6 +106,7 @@ pub fn own_agents(
     notes: &mut Vec<String>,
 ) -> Result<Vec<Agent>, ReportError> {
     let (mut agents, mut found, mut evaluations) = (Vec::new(), Vec::<Run>::new(), Vec::<Evaluation>::new());
+    let mut unreadable = None;
     for path in &request.inputs {
         let folder = match path.file_name().is_some_and(|name| name == "metrics.jsonl") {
             true => path.parent().unwrap_or(path),
@@ -110,9 +114,14 @@ pub fn own_agents(
         };
         if folder.is_dir() {
             for folder in runs::find(folder)? {
-                match runs::load(&folder, games)? {
-                    Some(run) => found.push(run),
-                    None => notes.push(format!("{}: never evaluated, left out", folder.display())),
+                match runs::load(&folder, games) {
+                    Ok(Some(run)) => found.push(run),
+                    Ok(None) => notes.push(format!("{}: never evaluated, left out", folder.display())),
+                    // The other runs are as good as before.
+                    Err(error) => {
+                        notes.push(format!("{error}; the run is left out"));
+                        unreadable.get_or_insert(error);
+                    }
                 }
             }
             continue;
@@ -130,8 +139,9 @@ pub fn own_agents(
         let runs = newest(found, notes);
         agents.insert(0, grouped(&request.name, runs, evaluations, notes));
     }
-    match request.inputs.first() {
-        Some(path) if agents.is_empty() => Err(ReportError::NoScores { path: path.clone() }),
+    match (request.inputs.first(), unreadable) {
+        (Some(_), Some(error)) if agents.is_empty() => Err(error),
+        (Some(path), None) if agents.is_empty() => Err(ReportError::NoScores { path: path.clone() }),
         _ => Ok(agents),
     }
 }

@@ -27,5 +27,5 @@ pub use error::ReportError;
 pub use files::write;
 pub use input::{Gathered, Request, gather};
 pub use report::{Report, Settings};
-pub use resample::Rng;
+pub use resample::{Rng, Watcher};
 pub use text::terminal;

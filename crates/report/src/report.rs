@@ -11,7 +11,7 @@ use crate::games::Games;
 use crate::improvement::improvement;
 use crate::input::Gathered;
 use crate::metrics::{Aggregates, aggregates, mean, superhuman};
-use crate::resample::{CONFIDENCE, Randomness, Rng};
+use crate::resample::{CONFIDENCE, Randomness, Rng, Watcher};
 
 /// How the intervals are made.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -106,20 +106,29 @@ fn taus() -> Vec<f64> {
 
 impl Report {
     pub fn new(gathered: Gathered, settings: Settings) -> Result<Report, ReportError> {
+        Report::watched(gathered, settings, &|_, _, _| {})
+    }
+
+    /// The same, for someone who waits.
+    pub fn watched(gathered: Gathered, settings: Settings, watcher: Watcher) -> Result<Report, ReportError> {
         if settings.replicates == 0 {
             return Err(ReportError::NoReplicates);
         }
-        let randomness = Randomness::new(settings.rng, settings.seed)?;
+        let randomness = Randomness::new(settings.rng, settings.seed, watcher)?;
+        on_threads(|| Report::compute(gathered, settings, &randomness))
+    }
+
+    fn compute(gathered: Gathered, settings: Settings, randomness: &Randomness) -> Report {
         let Gathered { games, agents, mut notes } = gathered;
         let played: BTreeSet<&String> = agents.iter().flat_map(|agent| agent.games.keys()).collect();
         let taus = taus();
         let reports = agents
             .iter()
-            .map(|agent| AgentReport::new(agent, &played, &taus, &settings, &randomness, &mut notes))
+            .map(|agent| AgentReport::new(agent, &played, &taus, &settings, randomness, &mut notes))
             .collect();
-        let improvement = improvements(&agents, &settings, &randomness, &mut notes);
+        let improvement = improvements(&agents, &settings, randomness, &mut notes);
         let games = played.iter().map(|game| reference(game, &games)).collect();
-        Ok(Report { settings, confidence: CONFIDENCE, games, agents: reports, taus, improvement, notes })
+        Report { settings, confidence: CONFIDENCE, games, agents: reports, taus, improvement, notes }
     }
 
     /// Whether scores are measured against humans throughout.
@@ -130,6 +139,13 @@ impl Report {
     pub fn has_curves(&self) -> bool {
         self.agents.iter().any(|agent| agent.curve.len() > 1)
     }
+}
+
+/// Runs `work` with a thread per core, or on this one where the system does not let others start. (The global pool of rayon would panic.)
+fn on_threads<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R, ReportError> {
+    let threads = || rayon::ThreadPoolBuilder::new();
+    let pool = threads().build().or_else(|_| threads().num_threads(1).use_current_thread().build());
+    Ok(pool.map_err(|error| ReportError::Threads(error.to_string()))?.install(work))
 }
 
 fn reference(game: &str, games: &Games) -> GameReference {

@@ -1,6 +1,7 @@
 //! Seeded draws of runs, with replacement: the part of the bootstrap that is random.
 
 use std::str::FromStr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 use serde::Serialize;
@@ -31,21 +32,28 @@ impl FromStr for Rng {
     }
 }
 
+/// Hears of what is being resampled: which quantity, how many of its replicates are done, and of how many. Called from any thread.
+pub type Watcher<'a> = &'a (dyn Fn(&str, usize, usize) + Sync);
+
 /// A generator and its seed.
-#[derive(Clone, Copy, Debug)]
-pub struct Randomness {
+#[derive(Clone, Copy)]
+pub struct Randomness<'a> {
     rng: Rng,
     seed: u64,
+    watcher: Watcher<'a>,
 }
 
-/// Replicates drawn before they are handed to the threads, where draws must come one after the other.
+/// Replicates drawn before they are handed to the threads, where draws must come one after the other; fewer where each has many draws.
 const BATCH: usize = 512;
+const BATCH_DRAWS: usize = 1 << 22;
+/// Replicates after which the watcher hears of them.
+const STRIDE: usize = 64;
 
-impl Randomness {
-    pub fn new(rng: Rng, seed: u64) -> Result<Randomness, ReportError> {
+impl<'a> Randomness<'a> {
+    pub fn new(rng: Rng, seed: u64, watcher: Watcher<'a>) -> Result<Randomness<'a>, ReportError> {
         match rng == Rng::Numpy && seed > u32::MAX as u64 {
             true => Err(ReportError::NumpySeed { seed }),
-            false => Ok(Randomness { rng, seed }),
+            false => Ok(Randomness { rng, seed, watcher }),
         }
     }
 
@@ -57,6 +65,15 @@ impl Randomness {
         replicates: usize,
         statistic: impl Fn(&[u32]) -> T + Sync,
     ) -> Vec<T> {
+        let done = AtomicUsize::new(0);
+        let statistic = |draws: &[u32]| {
+            let result = statistic(draws);
+            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+            if done.is_multiple_of(STRIDE) || done == replicates {
+                (self.watcher)(purpose, done, replicates);
+            }
+            result
+        };
         match self.rng {
             Rng::Fast => {
                 let stream = purpose.bytes().fold(mix(self.seed), |hash, byte| mix(hash ^ byte as u64));
@@ -74,8 +91,9 @@ impl Randomness {
             Rng::Numpy => {
                 let mut generator = Mt19937::new(self.seed as u32);
                 let mut results = Vec::with_capacity(replicates);
+                let batch = (BATCH_DRAWS / bounds.len().max(1)).clamp(1, BATCH);
                 while results.len() < replicates {
-                    let rows = BATCH.min(replicates - results.len());
+                    let rows = batch.min(replicates - results.len());
                     let draws: Vec<u32> =
                         (0..rows).flat_map(|_| bounds).map(|&bound| generator.choice(bound)).collect();
                     results.par_extend(draws.par_chunks(bounds.len()).map(&statistic));
@@ -111,7 +129,23 @@ mod tests {
     use super::*;
 
     fn rows(rng: Rng, seed: u64, purpose: &str) -> Vec<Vec<u32>> {
-        Randomness::new(rng, seed).unwrap().replicates(purpose, &[5, 1, 100], 1300, |row| row.to_vec())
+        let randomness = Randomness::new(rng, seed, &|_, _, _| {}).unwrap();
+        randomness.replicates(purpose, &[5, 1, 100], 1300, |row| row.to_vec())
+    }
+
+    #[test]
+    fn the_watcher_hears_of_every_stride_and_of_the_end() {
+        for rng in [Rng::Fast, Rng::Numpy] {
+            let heard = std::sync::Mutex::new(Vec::new());
+            let watcher =
+                |what: &str, done, total| heard.lock().unwrap().push((what.to_string(), done, total));
+            let randomness = Randomness::new(rng, 0, &watcher).unwrap();
+            randomness.replicates("mine/profile", &[3], 150, |_| ());
+            let mut heard = heard.into_inner().unwrap();
+            heard.sort();
+            let expected = [64, 128, 150].map(|done| ("mine/profile".to_string(), done, 150));
+            assert_eq!(heard, expected, "{rng:?}");
+        }
     }
 
     #[test]
@@ -145,7 +179,7 @@ mod tests {
 
     #[test]
     fn numpy_has_no_seed_beyond_32_bits() {
-        assert!(Randomness::new(Rng::Numpy, 1 << 32).is_err());
-        assert!(Randomness::new(Rng::Fast, 1 << 32).is_ok());
+        assert!(Randomness::new(Rng::Numpy, 1 << 32, &|_, _, _| {}).is_err());
+        assert!(Randomness::new(Rng::Fast, 1 << 32, &|_, _, _| {}).is_ok());
     }
 }

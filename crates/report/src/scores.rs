@@ -119,7 +119,7 @@ fn score_file(path: &Path, games: &Games) -> Result<(Agent, Vec<String>), Report
             notes.push(format!("{}: the list of {game} is empty; the game counts as missing", agent.name));
             continue;
         }
-        let Some(reference) = games.get(&game) else {
+        let Some(reference) = games.get_any(&game) else {
             unknown.push(game);
             continue;
         };

@@ -52,6 +52,7 @@ fn request(inputs: &[&Path], agents: &[&str]) -> Request {
         agents: Some(agents.iter().map(|name| name.to_string()).collect()),
         name: "ours".to_string(),
         references: None,
+        built_in: Vec::new(),
     }
 }
 
@@ -144,8 +145,61 @@ fn unknown_games_need_references() {
     request.references = Some(references);
     let report = report_of(&request).unwrap();
     assert_eq!(report["agents"][0]["games"]["Zaxxon"]["normalised_mean"], 0.5);
+    assert!(!notes(&report).contains("normalised with"), "{}", notes(&report));
     request.references = Some(scratch.file("bad.json", r#"{"Zaxxon": [3, 3]}"#));
     assert!(report_of(&request).unwrap_err().contains("Zaxxon must be [random, human]"));
+}
+
+#[test]
+fn references_that_replace_the_benchmark_are_said() {
+    let scratch = Scratch::new("replaced");
+    let path = scratch.file("mine.json", r#"{"Pong": [0.5, 1.0]}"#);
+    let mut request = request(&[&path], &["IRIS"]);
+    request.references =
+        Some(scratch.file("references.json", r#"{"pong": [0, 1], "Breakout": [1.7, 30.5]}"#));
+    let report = report_of(&request).unwrap();
+    assert_eq!(report["agents"][1]["games"]["Pong"]["normalised"], serde_json::json!([0.5, 1.0]));
+    let notes = notes(&report);
+    assert!(notes.contains("Pong: your scores are normalised with [0, 1] of "), "{notes}");
+    assert!(notes.contains("the published agents' with the benchmark's [-20.7, 14.6]; they do not compare"));
+    assert!(!notes.contains("Breakout: your scores"), "the same as the benchmark's");
+}
+
+#[test]
+fn built_in_games_need_no_references() {
+    let scratch = Scratch::new("built-in");
+    let path = scratch.file("mine.json", r#"{"arcade/catch": [5.0, 1.5], "arcade/throw": [1.0]}"#);
+    let mut request = request(&[&path], &["none"]);
+    request.built_in = vec![("arcade/catch".to_string(), [-2.0, 5.0])];
+    let error = report_of(&request).unwrap_err();
+    assert!(error.contains("no random and human score for arcade/throw;"), "{error}");
+    scratch.file("mine.json", r#"{"arcade/catch": [5.0, 1.5]}"#);
+    let report = report_of(&request).unwrap();
+    assert_eq!(report["agents"][0]["games"]["arcade/catch"]["normalised"], serde_json::json!([1.0, 0.5]));
+    // A run of it knows its own progress, which counts.
+    let run = scratch.run("run", "arcade/catch", 0, 4.0);
+    request.inputs = vec![run];
+    let report = report_of(&request).unwrap();
+    assert_eq!(report["agents"][0]["games"]["arcade/catch"]["normalised"], serde_json::json!([0.4]));
+}
+
+#[test]
+fn a_broken_run_does_not_stop_the_others() {
+    let scratch = Scratch::new("broken");
+    scratch.run("runs/a", "arcade/catch", 0, 4.0);
+    let broken = scratch.run("runs/b", "arcade/catch", 1, 5.0).join("metrics.jsonl");
+    let text = std::fs::read_to_string(&broken).unwrap();
+    std::fs::write(&broken, text.replacen("{\"epoch\":2", "epoch 2", 1)).unwrap();
+    scratch.run("runs/c", "arcade/catch", 2, 3.0);
+    scratch.file("runs/c/config.toml", "env = 3\n");
+    let report = report(&[&scratch.0.join("runs")]).unwrap();
+    assert_eq!(report["agents"][0]["games"]["arcade/catch"]["scores"], serde_json::json!([4.0]));
+    let notes = notes(&report);
+    assert!(
+        notes.contains("runs/b/metrics.jsonl, line 2: not a JSON object; the run is left out"),
+        "{notes}"
+    );
+    assert!(notes.contains("runs/c/config.toml: no settings of a run"), "{notes}");
 }
 
 #[test]

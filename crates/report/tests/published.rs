@@ -10,6 +10,7 @@ fn report(agents: &[&str], replicates: usize) -> (Report, Value) {
         agents: Some(agents.iter().map(|name| name.to_string()).collect()),
         name: "ours".to_string(),
         references: None,
+        built_in: Vec::new(),
     };
     let settings = Settings { replicates, seed: 0, rng: Rng::Numpy };
     let report = Report::new(gather(&request).unwrap(), settings).unwrap();
@@ -124,7 +125,13 @@ Optimality gap 1.000 0.000 N/A N/A 0.768 0.631 0.577 0.729 0.512
 
 #[test]
 fn the_papers_table_and_its_marks() {
-    let request = Request { inputs: Vec::new(), agents: None, name: "ours".to_string(), references: None };
+    let request = Request {
+        inputs: Vec::new(),
+        agents: None,
+        name: "ours".to_string(),
+        references: None,
+        built_in: Vec::new(),
+    };
     let settings = Settings { replicates: 1, seed: 0, rng: Rng::Fast };
     let report = Report::new(gather(&request).unwrap(), settings).unwrap();
     let words = |text: &str| text.split_whitespace().map(String::from).collect::<Vec<String>>();
@@ -159,6 +166,7 @@ fn unknown_agents_are_named() {
         agents: Some(vec!["Dreamer".to_string()]),
         name: "ours".to_string(),
         references: None,
+        built_in: Vec::new(),
     };
     let error = gather(&request).err().unwrap().to_string();
     assert!(

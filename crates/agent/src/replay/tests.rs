@@ -1,5 +1,8 @@
-use super::*;
+use std::time::Instant;
+
 use engine::Key;
+
+use super::*;
 
 struct Scratch(PathBuf);
 
@@ -315,4 +318,63 @@ fn segments_stay_inside_their_episode() {
     let short: usize = seen[..3].iter().sum();
     assert!((2300..2700).contains(&short), "{seen:?}");
     assert!(seen.iter().all(|&n| n > 100), "{seen:?}");
+}
+
+/// How long it takes to read a batch of frames, from shards of older programs and from packed ones:
+/// `cargo test --release -p agent --lib reading_a_batch -- --ignored --nocapture`, with IRIS_ALE_DIR and `--features envs/atari` on Atari's frames.
+#[test]
+#[ignore = "measures time"]
+fn reading_a_batch() {
+    let atari = envs::Game::find("atari/Boxing").and_then(|game| game.make(envs::Purpose::Train, 64)).is_ok();
+    let games = if atari {
+        ["atari/Breakout", "atari/Pong", "atari/Boxing"]
+    } else {
+        ["arcade/catch", "arcade/pong", "arcade/breakout"]
+    };
+    for (name, size, batch) in games.into_iter().flat_map(|name| [(name, 32, 64), (name, 64, 256)]) {
+        let bytes = size * size * 3;
+        let folders = [Scratch::new("time-raw"), Scratch::new("time-packed")];
+        folders.iter().for_each(|folder| std::fs::create_dir_all(&folder.0).unwrap());
+        let mut raw = Shard::Raw(shard::RawShard::open(&folders[0].0, 0, 0, bytes, Access::Write).unwrap());
+        let mut packed = Shard::open(&folders[1].0, 0, 0, bytes, Access::Write).unwrap();
+        let mut env = envs::Game::find(name).unwrap().make(envs::Purpose::Train, size).unwrap();
+        let mut rng = Rng::new(Key::new(0, 0));
+        let mut frame = vec![0; bytes];
+        env.reset(0);
+        let mut writing = [0.0; 2];
+        for at in 0..SHARD {
+            env.render(&mut frame);
+            let outcome = env.step(rng.below(env.action_names().len() as u32) as usize).unwrap();
+            let record = Record { action: 0, reward: outcome.reward, end: outcome.done() };
+            for (shard, seconds) in [&mut raw, &mut packed].into_iter().zip(&mut writing) {
+                let started = Instant::now();
+                shard.push(at, &frame, record).unwrap();
+                *seconds += started.elapsed().as_secs_f64();
+            }
+            if outcome.done() {
+                env.reset(at as u64);
+            }
+        }
+        let mut scratch = packed::Scratch::default();
+        let mut time = |shard: &Shard| {
+            let mut best = f64::MAX;
+            for _ in 0..20 {
+                let records: Vec<usize> = (0..batch).map(|_| rng.below(SHARD as u32) as usize).collect();
+                let started = Instant::now();
+                for at in records {
+                    shard.read(at, &mut frame, &mut scratch).unwrap();
+                }
+                best = best.min(started.elapsed().as_secs_f64());
+            }
+            1e6 * best
+        };
+        let (raw, packed) = (time(&raw), time(&packed));
+        let len = |path: &str| std::fs::metadata(folders[1].0.join(path)).unwrap().len() as usize;
+        let step = (len("000000.data") + len("000000.index")) / SHARD;
+        println!(
+            "{name}, {batch} frames of {size} pixels: {raw:.0} us as they are, {packed:.0} us packed; {step} bytes per step; writing one {:.1} and {:.1} us",
+            1e6 * writing[0] / SHARD as f64,
+            1e6 * writing[1] / SHARD as f64
+        );
+    }
 }

@@ -56,6 +56,10 @@ impl TrainConfig {
 // More than any machine can take.
 const LARGEST_BATCH: usize = 65_536;
 const MOST_EPISODES: usize = 1_000_000;
+/// Updates of one epoch: at a thousand a second they take hours. More epochs train longer.
+const MOST_UPDATES: usize = 10_000_000;
+/// Epochs, and steps within one, are numbered with 32 bits in the keys of random numbers.
+const MOST_NUMBERED: usize = u32::MAX as usize;
 /// Tokens and actions that the world model remembers.
 const MOST_POSITIONS: usize = 65_536;
 
@@ -86,8 +90,8 @@ impl TrainConfig {
             return Err(ConfigError::new("agent.tokenizer.frame_size", size, rule));
         }
         for (key, value, range) in [
-            ("epochs", self.epochs, 1..=usize::MAX),
-            ("collection.steps", self.collection.steps, 1..=usize::MAX),
+            ("epochs", self.epochs, 1..=MOST_NUMBERED),
+            ("collection.steps", self.collection.steps, 1..=MOST_NUMBERED),
             ("collection.epochs", self.collection.epochs, 1..=usize::MAX),
             ("evaluation.episodes", self.evaluation.episodes, 1..=MOST_EPISODES),
             ("evaluation.final_episodes", self.evaluation.final_episodes, 1..=MOST_EPISODES),
@@ -224,18 +228,20 @@ impl Default for Schedule {
 impl Schedule {
     fn validate(&self) -> Result<(), ConfigError> {
         ConfigError::unless_within("batch", self.batch, 1..=LARGEST_BATCH)?;
+        ConfigError::unless_within("updates", self.updates, 0..=MOST_UPDATES)?;
+        ConfigError::unless_within("first_updates", self.first_updates, 0..=MOST_UPDATES)?;
         for (key, value) in [("learning_rate", self.learning_rate), ("max_grad_norm", self.max_grad_norm)] {
             if value <= 0.0 {
                 return Err(ConfigError::new(key, value, "but must be above 0"));
             }
         }
-        match self.final_learning_rate < 0.0 {
-            true => Err(ConfigError::new(
-                "final_learning_rate",
-                self.final_learning_rate,
-                "but must be at least 0",
-            )),
-            false => Ok(()),
+        let (rate, last) = (self.learning_rate, self.final_learning_rate);
+        match (0.0..=rate).contains(&last) {
+            true => Ok(()),
+            false => {
+                let rule = format!("but must be from 0 to learning_rate, which is {rate}");
+                Err(ConfigError::new("final_learning_rate", last, rule))
+            }
         }
     }
 
@@ -348,7 +354,7 @@ impl Default for EvaluationConfig {
 pub struct ReplayConfig {
     /// Steps kept; the oldest episodes go first.
     pub max_steps: usize,
-    /// Bytes on disk kept, if that is less; 0 for no such limit. Files are deleted a segment at a time, a little later.
+    /// Bytes on disk kept at most, counted as if frames were not compressed; 0 disables the limit. Files are deleted a shard at a time, a little later.
     pub max_bytes: u64,
 }
 

@@ -352,11 +352,15 @@ impl Trainer {
         self.world_model_losses.begin()?;
         let id = self.step("world model", &adam);
         let steps = self.config.agent.world_model.steps;
-        let batches = sample(updates, config.schedule.batch, || self.replay.sample_starting(&mut rng, steps));
-        let records: Vec<usize> = batches.iter().flatten().flat_map(Segment::records).collect();
-        self.prepare(observer, ("world model", updates), &records, false)?;
-        for (update, segments) in batches.iter().enumerate() {
-            self.fill_world_model_batch(segments, steps)?;
+        let batch = config.schedule.batch;
+        let mut ahead = rng.clone();
+        self.prepare(observer, ("world model", updates), batch, false, |replay| {
+            replay.sample_starting(&mut ahead, steps)
+        })?;
+        for update in 0..updates {
+            let segments: Vec<Segment> =
+                (0..batch).map(|_| self.replay.sample_starting(&mut rng, steps)).collect();
+            self.fill_world_model_batch(&segments, steps)?;
             let (model, batches) = (&self.agent.world_model, &self.batches);
             let sums = &mut self.world_model_losses;
             self.stepper.run_recorded(id, |tape| -> engine::Result<_> {
@@ -379,29 +383,37 @@ impl Trainer {
         self.updates_done(observer, "world model", updates)
     }
 
-    /// Before an epoch's batches: the tokens of all their records, and what they are rendered as, if there are tables for them.
+    /// Before an epoch's batches: the tokens of all their records, and what they are rendered as, if there are tables for them. The segments are drawn once
+    /// more for it: those of a whole epoch need not fit into memory.
     fn prepare(
         &mut self,
         observer: &mut dyn Observer,
         (phase, updates): (&'static str, usize),
-        records: &[usize],
+        batch: usize,
         rendered: bool,
+        mut draw: impl FnMut(&Replay) -> Segment,
     ) -> Result<()> {
-        /// After how many of them it may be stopped.
+        /// After how many records it may be stopped.
         const PART: usize = 1 << 14;
         if !self.cache.has_tables() {
             return Ok(());
         }
-        for part in records.chunks(PART) {
-            self.cache.tokenise(&self.agent, &self.replay, part)?;
+        let Trainer { cache, agent, replay, .. } = self;
+        let segments = updates.saturating_mul(batch);
+        let mut records = (0..segments).flat_map(|_| draw(replay).records());
+        loop {
+            let part: Vec<usize> = records.by_ref().take(PART).collect();
+            if part.is_empty() {
+                return Ok(());
+            }
+            cache.tokenise(agent, replay, &part)?;
             if rendered {
-                self.cache.render(&self.agent, part)?;
+                cache.render(agent, &part)?;
             }
             if !observer.progress(phase, 0, updates) {
                 return Err(TrainError::Interrupted);
             }
         }
-        Ok(())
     }
 
     /// Tokens, actions, reward classes, ends and mask of segments into the input buffers.
@@ -442,11 +454,15 @@ impl Trainer {
         self.behaviour_losses.begin()?;
         let id = self.step("behaviour", &adam);
         let frames = config.burn_in + 1;
-        let batches = sample(updates, config.schedule.batch, || self.replay.sample_ending(&mut rng, frames));
-        let records: Vec<usize> = batches.iter().flatten().flat_map(Segment::records).collect();
-        self.prepare(observer, ("behaviour", updates), &records, config.burn_in > 0)?;
-        for (update, segments) in batches.iter().enumerate() {
-            self.fill_dream_start(segments, config.burn_in)?;
+        let batch = config.schedule.batch;
+        let mut ahead = rng.clone();
+        self.prepare(observer, ("behaviour", updates), batch, config.burn_in > 0, |replay| {
+            replay.sample_ending(&mut ahead, frames)
+        })?;
+        for update in 0..updates {
+            let segments: Vec<Segment> =
+                (0..batch).map(|_| self.replay.sample_ending(&mut rng, frames)).collect();
+            self.fill_dream_start(&segments, config.burn_in)?;
             let dreamt = self.dreamer.dream(&self.agent, Acting::Policy { temperature: 1.0 })?;
             let policy = &self.agent.actor_critic;
             let sums = &mut self.behaviour_losses;
@@ -579,15 +595,87 @@ fn replay_newest_game(env: &mut dyn Env, replay: &Replay) -> Result<()> {
     Ok(())
 }
 
-/// The segments of an epoch's batches.
-fn sample(updates: usize, batch: usize, mut segment: impl FnMut() -> Segment) -> Vec<Vec<Segment>> {
-    (0..updates).map(|_| (0..batch).map(|_| segment()).collect()).collect()
-}
-
 /// The most steps the replay holds at once: what is collected, or what is kept of it and a long episode beyond.
 fn replay_rows(config: &TrainConfig) -> usize {
     let frame_bytes = config.agent.tokenizer.frame_size.pow(2) * 3;
     let kept = config.replay.steps(Replay::step_bytes(frame_bytes));
     let epochs = config.collection.epochs.min(config.epochs);
     config.collection.steps.saturating_mul(epochs).min(kept + kept / 4).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ActorCriticConfig, AgentConfig, TokenizerConfig, WorldModelConfig};
+
+    /// Stops at the first update of a phase.
+    struct StopsIn(&'static str);
+
+    impl Observer for StopsIn {
+        fn progress(&mut self, phase: &'static str, done: usize, _: usize) -> bool {
+            phase != self.0 || done == 0
+        }
+
+        fn epoch_done(&mut self, _: &mut Trainer, _: &[(String, f64)]) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    /// However many updates an epoch has, the first one comes at once.
+    #[test]
+    fn batches_are_drawn_as_they_are_needed() {
+        let folder = std::env::temp_dir().join(format!("iris-updates-{}", std::process::id()));
+        let device = Device::cpu(Some(1)).unwrap();
+        for (phase, updates) in [("world model", [usize::MAX, 0]), ("behaviour", [0, usize::MAX])] {
+            let _ = std::fs::remove_dir_all(&folder);
+            let schedule = |updates| Schedule { start_after: 0, updates, batch: 2, ..Schedule::default() };
+            let config = TrainConfig {
+                agent: AgentConfig {
+                    actions: 3,
+                    tokenizer: TokenizerConfig {
+                        frame_size: 32,
+                        channels: 4,
+                        resolutions: 4,
+                        residual_blocks: 1,
+                        attention_sizes: vec![],
+                        groups: 2,
+                        vocabulary: 8,
+                        embedding: 4,
+                    },
+                    world_model: WorldModelConfig {
+                        steps: 4,
+                        layers: 1,
+                        heads: 1,
+                        width: 8,
+                        ..WorldModelConfig::default()
+                    },
+                    actor_critic: ActorCriticConfig {
+                        channels: vec![4],
+                        hidden: 4,
+                        ..ActorCriticConfig::default()
+                    },
+                },
+                tokenizer: TokenizerTraining {
+                    schedule: schedule(0),
+                    perceptual: "none".into(),
+                    ..TokenizerTraining::default()
+                },
+                world_model: WorldModelTraining {
+                    schedule: schedule(updates[0]),
+                    ..WorldModelTraining::default()
+                },
+                actor_critic: ActorCriticTraining {
+                    schedule: schedule(updates[1]),
+                    horizon: 2,
+                    burn_in: 2,
+                    ..ActorCriticTraining::default()
+                },
+                ..TrainConfig::default()
+            };
+            let (_, mut trainer) = Run::create(&device, config, "", &folder, |_| {}).unwrap();
+            let stopped = train(&mut trainer, &mut StopsIn(phase));
+            assert!(matches!(stopped, Err(TrainError::Interrupted)), "{stopped:?}");
+        }
+        let _ = std::fs::remove_dir_all(&folder);
+    }
 }

@@ -110,7 +110,7 @@ fn titled(title: &str) -> Option<&'static Game> {
 
 impl Game {
     /// The name of an Atari game without what is around it, such as `Breakout`.
-    pub(crate) fn title(&self) -> Option<&'static str> {
+    pub fn title(&self) -> Option<&'static str> {
         let v5 = || self.name.strip_prefix("ALE/").and_then(|name| name.strip_suffix("-v5"));
         self.name.strip_prefix("atari/").or_else(v5)
     }
