@@ -58,7 +58,7 @@ pub fn resolve(args: &ConfigArgs) -> Result<TrainConfig> {
     Ok(config)
 }
 
-fn actions_of(env: &str) -> Result<usize> {
+pub fn actions_of(env: &str) -> Result<usize> {
     let game = envs::Game::find(env)?;
     Ok((game.make)(game, envs::Purpose::Train)?.action_names().len())
 }
