@@ -21,6 +21,9 @@ const PRESETS: [(&str, &str); 5] = [
 /// Key of a preset under which settings for single games stand.
 const GAMES: &str = "games";
 
+/// Parts of a key at most: tables within tables are walked and dropped by recursion.
+const DEEPEST_KEY: usize = 16;
+
 /// `iris config`: the settings as a file that `--config` takes.
 pub fn print(args: &ConfigArgs) -> Result<()> {
     say!("{}", document(&resolve(args)?)?.trim_end());
@@ -55,7 +58,7 @@ pub fn resolve(args: &ConfigArgs) -> Result<TrainConfig> {
     Ok(config)
 }
 
-fn actions_of(env: &str) -> Result<usize> {
+pub fn actions_of(env: &str) -> Result<usize> {
     let game = envs::Game::find(env)?;
     Ok((game.make)(game, envs::Purpose::Train)?.action_names().len())
 }
@@ -89,6 +92,10 @@ pub fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Resul
         let Some((key, value)) = text.split_once('=') else {
             bail!("`{text}` is not an override: write key.sub=value");
         };
+        let parts = key.split('.').count();
+        if parts > DEEPEST_KEY {
+            bail!("an override has a key of {parts} parts; no key has more than {DEEPEST_KEY}");
+        }
         let change = nested(key.trim(), parse_value(value.trim()));
         check_keys(&change, &known, "")?;
         merge(&mut single, change);

@@ -4,7 +4,11 @@ use std::path::Path;
 
 use anyhow::Result;
 
+use crate::config::{actions_of, combine};
+
 /// The config that a file and overrides make of the smallest preset, as TOML.
 pub fn config(file: Option<&Path>, overrides: &[String]) -> Result<String> {
-    Ok(toml::to_string(&crate::config::combine("tiny", file, overrides)?)?)
+    let mut config = combine("tiny", file, overrides)?;
+    config.agent.actions = actions_of(&config.env)?;
+    Ok(toml::to_string(&config)?)
 }

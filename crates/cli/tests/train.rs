@@ -134,6 +134,8 @@ fn nonsense_is_answered_with_one_line_that_helps() {
         "{huge}"
     );
     assert!(refused(&["epochs"]).contains("`epochs` is not an override: write key.sub=value"));
+    let deep = format!("{}=1", ["a"; 60_000].join("."));
+    assert!(refused(&[&deep]).contains("an override has a key of 60000 parts; no key has more than 16"));
     assert!(
         refused(&["agent.world_model.heads=3"])
             .contains("agent.world_model.heads is 3, which does not divide")

@@ -151,7 +151,7 @@ pub fn load(folder: &Path, games: &Games) -> Result<Option<Run>, ReportError> {
         };
         if let Some(steps) = key("collection/steps") {
             // A run continued from an earlier epoch overwrites what came after it.
-            points.retain(|point| point.steps < steps);
+            points.truncate(points.partition_point(|point| point.steps < steps));
             points.push(Point { steps, normalised });
         }
         last = Some((score, normalised));
