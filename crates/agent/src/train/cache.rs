@@ -118,9 +118,7 @@ impl Cache {
         let pixels = self.frames.shape().len() / CHUNK;
         let Kept::Gpu(tables) = &mut self.kept else {
             let mut frames = vec![0; records.len() * pixels];
-            for (record, frame) in records.iter().zip(frames.chunks_exact_mut(pixels)) {
-                replay.frame(*record, frame)?;
-            }
+            out.device().on_host_threads(|| replay.frames(records, &mut frames))?;
             return Ok(out.write(&frames)?);
         };
         tables.upload(replay, records)?;
@@ -191,13 +189,10 @@ impl Cache {
                 }
             }
             Kept::Host { tokens, .. } => {
-                let frame_bytes = frames.shape().len() / CHUNK;
                 let mut bytes = vec![0; frames.shape().len()];
                 let missing = missing(records, |r| tokens.contains_key(&r));
                 for chunk in missing.chunks(CHUNK) {
-                    for (record, frame) in chunk.iter().zip(bytes.chunks_exact_mut(frame_bytes)) {
-                        replay.frame(*record, frame)?;
-                    }
+                    frames.device().on_host_threads(|| replay.frames(chunk, &mut bytes))?;
                     frames.write(&bytes)?;
                     stepper.infer_recorded(id, |tape| -> engine::Result<()> {
                         let x = tape.buffer(frames)?;
