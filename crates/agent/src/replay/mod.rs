@@ -369,7 +369,9 @@ impl Replay {
     /// Reads the frames of records one after the other into `out`, spread over rayon's threads: decompression takes longer than the disk.
     pub fn frames(&self, records: &[usize], out: &mut [u8]) -> Result<()> {
         let frames = records.par_iter().zip(out.par_chunks_exact_mut(self.frame_bytes));
-        frames.try_for_each(|(&record, frame)| self.frame(record, frame))
+        frames.try_for_each_init(Scratch::default, |scratch, (&record, frame)| {
+            self.shard(record)?.read(record % self.shard_len, frame, scratch).map(|_| ())
+        })
     }
 
     /// Reads what a step consists of beside its frame, if it is still what was written.
