@@ -57,8 +57,14 @@ impl Folder {
         let path = self.0.join("lock");
         let file =
             OpenOptions::new().create(true).append(true).open(&path).map_err(failed("write", &path))?;
-        match file.try_lock() {
-            Ok(()) => Ok(file),
+        self.check_lock(file.try_lock(), warn)?;
+        Ok(file)
+    }
+
+    /// What it means that a lock was had or not.
+    fn check_lock(&self, outcome: Result<(), TryLockError>, warn: &mut dyn FnMut(String)) -> Result<()> {
+        match outcome {
+            Ok(()) => Ok(()),
             Err(TryLockError::WouldBlock) => Err(RunError::GoingOn { path: self.0.clone() }),
             // Some network file systems know no locks.
             Err(TryLockError::Error(reason)) => {
@@ -66,7 +72,7 @@ impl Folder {
                     "the file system of {} has no locks ({reason}): make sure that no other process trains this run",
                     self.0.display()
                 ));
-                Ok(file)
+                Ok(())
             }
         }
     }
@@ -273,4 +279,23 @@ pub(super) fn check(checkpoint: &Path) -> Result<State> {
             .map_err(|e| CheckpointError::NotSafetensors { path: path.clone(), reason: e.to_string() })?;
     }
     Ok(state)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_without_locks_is_named() {
+        let folder = Folder(PathBuf::from("runs/one"));
+        let mut said = Vec::new();
+        let unsupported = std::io::Error::from(std::io::ErrorKind::Unsupported);
+        folder.check_lock(Err(TryLockError::Error(unsupported)), &mut |text| said.push(text)).unwrap();
+        assert!(
+            said.len() == 1 && said[0].starts_with("the file system of runs/one has no locks"),
+            "{said:?}"
+        );
+        let held = folder.check_lock(Err(TryLockError::WouldBlock), &mut |text| said.push(text));
+        assert!(matches!(held, Err(RunError::GoingOn { .. })) && said.len() == 1);
+    }
 }
