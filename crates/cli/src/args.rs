@@ -150,8 +150,8 @@ fn up_to(most: u64) -> RangedU64ValueParser<usize> {
 /// Every epoch plays a little, then updates the tokenizer, the world model and, inside the world model, the policy. The folder of the run holds the config,
 /// metrics (JSON lines and TensorBoard), pictures of reconstructions and dreams, everything that was seen, and the last two checkpoints.
 ///
-/// Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 stop a run after the update that is being made, a second one at once. The exit status is then 75, and `--resume` continues
-/// from the last finished epoch to the same result.
+/// Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 stop a run after the update that is being made, with exit status 75; `--resume` continues from the last finished epoch to
+/// the same result. A second signal ends it at once, with 128 plus the signal's number.
 #[derive(clap::Args)]
 pub struct TrainArgs {
     #[command(flatten)]

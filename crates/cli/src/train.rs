@@ -140,7 +140,7 @@ fn check_config_file(folder: &Path, trainer: &Trainer) -> Result<()> {
     };
     if toml::from_str::<TrainConfig>(&found).ok().as_ref() != Some(&trainer.config) {
         warn(format!(
-            "{} is not the config of this run, which goes on as it began; delete the file to have it written anew",
+            "{} differs from the config this run was started with, which stays in force. Delete the file to regenerate it",
             path.display()
         ));
     }

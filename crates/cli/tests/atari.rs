@@ -44,9 +44,11 @@ fn a_run_killed_between_lives_finds_its_way_back() {
     let probe = scratch.0.join("probe");
     let output = train(&probe, 150).arg("epochs=1").output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
-    let steps = std::fs::read(probe.join("replay/000000.steps")).unwrap();
-    let life = steps.chunks(13).position(|record| record[8] != 0).unwrap();
-    kill_and_compare(&scratch, life + 1, 1);
+    let state = std::fs::read(probe.join("checkpoints/000001/state.json")).unwrap();
+    let state: serde_json::Value = serde_json::from_slice(&state).unwrap();
+    let life = &state["replay"]["episodes"][0];
+    assert_eq!(life["ended"], true, "{life}");
+    kill_and_compare(&scratch, life["len"].as_u64().unwrap() as usize, 1);
 }
 
 #[test]

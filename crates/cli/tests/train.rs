@@ -216,7 +216,11 @@ fn what_a_config_leaves_out_is_said() {
     let edited = std::fs::read_to_string(&config).unwrap().replace("epochs = 1\n", "epochs = 2\n");
     std::fs::write(&config, edited).unwrap();
     let resumed = iris().args(["train", "--resume"]).arg(&run).output().unwrap();
-    assert!(stderr(&resumed).contains("config.toml is not the config of this run"), "{}", stderr(&resumed));
+    assert!(
+        stderr(&resumed).contains("config.toml differs from the config this run was started with"),
+        "{}",
+        stderr(&resumed)
+    );
 }
 
 /// Without `--out`, in the same second, with the same seed.

@@ -126,11 +126,11 @@ impl Stepper {
                 first.insert(Recording::Warm);
                 return stepper.run_now(step);
             }
-            stepper.tape.prepare()?;
-            let done = match stepper.recorded.get(&id) {
+            let prepared = stepper.tape.prepare().map_err(E::from);
+            let done = prepared.and_then(|()| match stepper.recorded.get(&id) {
                 Some(Recording::Ready { graph, .. }) if !gpu.traces() => graph.launch().map_err(E::from),
                 _ => stepper.record(gpu, id, step),
-            };
+            });
             stepper.tape.key.step += 1;
             done
         })

@@ -110,9 +110,11 @@ fn search(folder: &Path, found: &mut Vec<PathBuf>) -> Result<(), ReportError> {
 
 /// Reads a run; None when it was never evaluated.
 pub fn load(folder: &Path, games: &Games) -> Result<Option<Run>, ReportError> {
+    // Before the metrics, which a run that goes on appends to first.
+    let checkpoint = Checkpoint::newest(folder);
     let path = folder.join(METRICS);
     let metrics = text(&path)?;
-    let config = match Checkpoint::newest(folder) {
+    let config = match checkpoint {
         Some(checkpoint) if !checkpoint.knows(metrics.as_bytes()) => {
             return Err(ReportError::Changed { path });
         }

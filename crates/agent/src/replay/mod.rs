@@ -325,7 +325,7 @@ impl Replay {
             false => Err(ReplayError::Foreign {
                 path: self.folder.clone(),
                 start: episode.start,
-                last: episode.end() - 1,
+                last: episode.end().saturating_sub(1),
             }),
         }
     }

@@ -62,6 +62,8 @@ pub enum TableError {
     Empty { episode: usize },
     #[error("episode {episode} of the replay is unfinished, but not the last")]
     Unfinished { episode: usize },
+    #[error("no episode of the replay is known, but {records} steps were recorded")]
+    NoEpisodes { records: usize },
     #[error("the unfinished episode of the replay ends at step {end}, but {records} were recorded")]
     Gap { end: usize, records: usize },
 }

@@ -205,7 +205,7 @@ pub struct Schedule {
     pub batch: usize,
     /// Adam's step size.
     pub learning_rate: f32,
-    /// What it has come down to, in equal steps, by the last epoch; 0 to keep it as it is.
+    /// Learning rate of the last epoch, reached by linear decay; 0 disables the decay.
     pub final_learning_rate: f32,
     /// Gradients of a longer norm are scaled down to it.
     pub max_grad_norm: f32,
@@ -235,13 +235,10 @@ impl Schedule {
                 return Err(ConfigError::new(key, value, "but must be above 0"));
             }
         }
-        let (rate, last) = (self.learning_rate, self.final_learning_rate);
-        match (0.0..=rate).contains(&last) {
+        let last = self.final_learning_rate;
+        match (0.0..=1.0).contains(&last) {
             true => Ok(()),
-            false => {
-                let rule = format!("but must be from 0 to learning_rate, which is {rate}");
-                Err(ConfigError::new("final_learning_rate", last, rule))
-            }
+            false => Err(ConfigError::new("final_learning_rate", last, "but must be from 0 to 1")),
         }
     }
 

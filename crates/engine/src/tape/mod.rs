@@ -148,11 +148,18 @@ impl Tape {
             }
         }
         for mut bound in self.bound.drain(..) {
-            // What a failed op had taken out is gone; its owner gets zeros, or stays without memory if there is none.
+            // What a failed op had taken out is gone; its owner gets zeros.
             let bytes = bound.slot.shape.len() * bound.slot.dtype.size();
             if bytes > 0 && bound.block.is_lost() {
-                let Ok(zeros) = Block::zeroed(&bound.slot.name, bytes, self.device.gpu()) else { continue };
-                bound.block = zeros;
+                let zeros = || Block::zeroed(&bound.slot.name, bytes, self.device.gpu());
+                let Ok(block) = zeros().or_else(|_| {
+                    // Memory is full: what steps keep for later makes room.
+                    self.arena = Arena::default();
+                    zeros()
+                }) else {
+                    continue;
+                };
+                bound.block = block;
             }
             bound.slot.put(bound.block);
         }

@@ -112,6 +112,7 @@ impl Folder {
             match load(&checkpoint, warn) {
                 // The checkpoint is good: the one before it would lose more, or fare no better.
                 Err(error @ (RunError::DamagedReplay { .. } | RunError::Train(_))) => return Err(error),
+                Err(error) if error.is_of_the_machine() => return Err(error),
                 Err(error) => {
                     if !checkpoints.is_empty() {
                         warn(format!("{error}; trying the checkpoint before it"));
@@ -147,7 +148,8 @@ impl Folder {
             });
         }
         if !bad.is_empty() && bad.len() == replay.table().episodes.len() {
-            return Err(RunError::NothingLeft { path: self.0.clone() });
+            let reason = bad.swap_remove(0).1;
+            return Err(RunError::NothingLeft { path: self.0.clone(), reason });
         }
         forget(&mut replay, &bad, warn);
         let trainer =
@@ -207,8 +209,14 @@ fn epoch_of(checkpoint: &Path) -> Option<usize> {
 pub(super) fn remove(checkpoint: &Path) -> Result<()> {
     let leftover = renamed(checkpoint, REMOVED);
     let _ = std::fs::remove_dir_all(&leftover);
-    let removed = std::fs::rename(checkpoint, &leftover).and_then(|()| std::fs::remove_dir_all(&leftover));
-    Ok(removed.map_err(failed("remove", checkpoint))?)
+    match std::fs::rename(checkpoint, &leftover) {
+        // Somebody else has removed it.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        moved => moved.map_err(failed("remove", checkpoint))?,
+    }
+    // What cannot be removed now, because somebody reads it, is removed when the run is continued.
+    let _ = std::fs::remove_dir_all(&leftover);
+    Ok(())
 }
 
 /// Gives a checkpoint that nobody can use a name that nobody looks for. It is never deleted.
@@ -220,7 +228,7 @@ pub(super) fn set_aside(checkpoint: &Path, reason: &dyn Display, warn: &mut dyn 
     let Some(place) = free.into_iter().find(|place| !place.exists()) else { return Ok(()) };
     match std::fs::rename(checkpoint, &place) {
         // Somebody else has removed it.
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         moved => moved.map_err(failed("rename", checkpoint))?,
     }
     warn(format!("{} is kept as {}: {reason}", checkpoint.display(), place.display()));

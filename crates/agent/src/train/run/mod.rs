@@ -18,7 +18,7 @@ pub(crate) mod state;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use engine::Device;
+use engine::{Device, Error};
 
 use super::{TrainConfig, TrainError, Trainer};
 use crate::Agent;
@@ -46,9 +46,9 @@ pub enum RunError {
     #[error("{reason}; --forget-damaged continues without the episodes that are damaged")]
     DamagedReplay { reason: ReplayError },
     #[error(
-        "every episode of the replay in {path} is damaged: nothing can be learnt from it. `iris eval` still plays with the agent"
+        "every episode of the replay in {path} is damaged ({reason}): nothing can be learnt from it. `iris eval` still plays with the agent"
     )]
-    NothingLeft { path: PathBuf },
+    NothingLeft { path: PathBuf, reason: ReplayError },
     #[error("there is no folder {path}; name that of a run, which `iris train` prints when it starts")]
     NoSuchRun { path: PathBuf },
     #[error("the run in {path} is going on in another process: wait for it, or stop it with Ctrl-C")]
@@ -68,6 +68,27 @@ pub enum RunError {
 }
 
 type Result<T, E = RunError> = std::result::Result<T, E>;
+
+impl RunError {
+    /// Whether the machine is to blame, not the files: memory, rights or file handles that are missing now may be there later.
+    fn is_of_the_machine(&self) -> bool {
+        use std::io::ErrorKind;
+        let source = match self {
+            RunError::Checkpoint(CheckpointError::Engine(error)) => {
+                return matches!(
+                    error,
+                    Error::OutOfMemory { .. } | Error::Gpu { .. } | Error::Threads { .. }
+                );
+            }
+            RunError::Checkpoint(CheckpointError::File(error)) => &error.source,
+            RunError::Replay(ReplayError::Io { source, .. }) => source,
+            _ => return false,
+        };
+        // EMFILE and ENFILE have no kind of their own.
+        matches!(source.kind(), ErrorKind::PermissionDenied | ErrorKind::OutOfMemory)
+            || matches!(source.raw_os_error(), Some(23 | 24))
+    }
+}
 
 impl From<FileError> for RunError {
     fn from(error: FileError) -> RunError {
@@ -116,20 +137,14 @@ impl Run {
         mut warn: impl FnMut(String) + 'static,
     ) -> Result<(Run, Trainer)> {
         let place = Folder::new(folder);
-        if Run::is_in(folder) {
-            return Err(RunError::Exists { path: folder.into() });
-        }
-        if folder.join("metrics.jsonl").metadata().is_ok_and(|file| file.len() > 0) {
-            return Err(RunError::Leftovers { path: folder.into() });
-        }
-        if Agent::is_in(folder) {
-            return Err(RunError::HoldsAnAgent { path: folder.into() });
-        }
+        Run::check_unused(folder)?;
         let agent = Agent::new(device, &config.agent, config.seed).map_err(CheckpointError::from)?;
         let replay = place.open_replay(&config, Table::default())?;
         let mut trainer = Trainer::new(device, config, agent, replay, 0).map_err(Box::new)?;
         std::fs::create_dir_all(place.checkpoints_folder()).map_err(failed("create", folder))?;
         let lock = place.lock(&mut warn)?;
+        // Another process may have begun a run here while the networks were made.
+        Run::check_unused(folder)?;
         trainer.replay.begin_writing()?;
         write_atomically(&folder.join("config.toml"), document.as_bytes())?;
         sync_folder(parent(folder))?;
@@ -137,6 +152,20 @@ impl Run {
         let mut run = Run { folder: place, metrics, kept: Vec::new(), warn: Box::new(warn), _lock: lock };
         run.write_checkpoint(&mut trainer)?;
         Ok((run, trainer))
+    }
+
+    /// Refuses a folder that holds something already.
+    fn check_unused(folder: &Path) -> Result<()> {
+        if Run::is_in(folder) {
+            return Err(RunError::Exists { path: folder.into() });
+        }
+        if folder.join("metrics.jsonl").metadata().is_ok_and(|file| file.len() > 0) {
+            return Err(RunError::Leftovers { path: folder.into() });
+        }
+        match Agent::is_in(folder) {
+            true => Err(RunError::HoldsAnAgent { path: folder.into() }),
+            false => Ok(()),
+        }
     }
 
     /// Continues the run in `folder` from its newest checkpoint that can be read. `warn` hears about one that cannot. Nothing is changed before one
@@ -159,6 +188,7 @@ impl Run {
             RunError::Replay(reason @ (ReplayError::CutOff { .. } | ReplayError::Foreign { .. })) => {
                 RunError::DamagedReplay { reason }
             }
+            error if error.is_of_the_machine() => error,
             RunError::Checkpoint(_) | RunError::State { .. } | RunError::Replay(_) => {
                 RunError::NothingToResume { path: folder.path().into(), reason: Box::new(error) }
             }
@@ -201,7 +231,8 @@ impl Run {
             let mut replay = folder.open_replay(&state.config, state.replay)?;
             let mut damaged = replay.damaged_records()?;
             if !damaged.is_empty() && damaged.len() == replay.table().episodes.len() {
-                return Err(RunError::DamagedReplay { reason: damaged.swap_remove(0).1 });
+                let reason = damaged.swap_remove(0).1;
+                return Err(RunError::NothingLeft { path: folder.path().into(), reason });
             }
             folder::forget(&mut replay, &damaged, warn);
             Ok((state.config, agent, replay))

@@ -49,9 +49,9 @@ pub enum StateError {
     WrongFolder { found: usize, folder: usize },
     #[error("it is of epoch {epoch}, but its config has {epochs}")]
     BeyondTheEnd { epoch: usize, epochs: usize },
-    #[error("its config cannot be: {0}")]
+    #[error("its config is invalid: {0}")]
     Config(#[from] ConfigError),
-    #[error("its table of episodes cannot be: {0}")]
+    #[error("its table of episodes is inconsistent: {0}")]
     Table(#[from] TableError),
     #[error("it counts {found} recorded steps, but {expected} are played in {epoch} epochs")]
     Records { found: usize, expected: usize, epoch: usize },
@@ -137,6 +137,9 @@ impl State {
             return Err(StateError::Records { found: self.replay.records, expected, epoch });
         }
         self.replay.check()?;
+        if expected > 0 && self.replay.episodes.is_empty() {
+            return Err(TableError::NoEpisodes { records: expected }.into());
+        }
         let seed = |start: usize| episode_seed(self.config.seed, start);
         match self.replay.episodes.iter().position(|e| e.seed != seed(e.start)) {
             Some(episode) => Err(StateError::Seed { episode }),
