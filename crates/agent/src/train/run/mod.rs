@@ -313,6 +313,32 @@ mod tests {
     use crate::AgentConfig;
     use crate::fuzzing::tiny_agent;
 
+    /// The checkpoint before would fare no better, or be taken although the newest is good.
+    #[test]
+    fn a_machine_without_memory_is_no_damage() {
+        let folder = std::env::temp_dir().join(format!("iris-run-machine-{}", std::process::id()));
+        let place = Folder::new(&folder);
+        for epoch in [1, 2] {
+            std::fs::create_dir_all(place.checkpoint(epoch)).unwrap();
+        }
+        let full = || Error::OutOfMemory { what: "parameters".into(), bytes: 1 << 30, place: "the GPU" };
+        let denied = || failed("read", Path::new("state.json"))(std::io::ErrorKind::PermissionDenied.into());
+        let attempts = |error: &dyn Fn() -> RunError| {
+            let (mut attempts, mut said) = (0, 0);
+            let found = place.newest_that_loads(&mut |_| said += 1, |_, _| -> Result<()> {
+                attempts += 1;
+                Err(error())
+            });
+            assert!(found.is_err());
+            (attempts, said)
+        };
+        assert_eq!(attempts(&|| CheckpointError::from(full()).into()), (1, 0));
+        assert_eq!(attempts(&|| denied().into()), (1, 0));
+        let cut = || RunError::Replay(ReplayError::CutOff { path: "replay".into(), record: 3 });
+        assert_eq!(attempts(&cut), (2, 1));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
     /// Saves every epoch, and damages a checkpoint after one.
     struct Saving {
         run: Run,
