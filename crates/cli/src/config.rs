@@ -75,8 +75,11 @@ pub fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Resul
             suggestion(preset, names.into_iter())
         );
     };
-    let mut table: Table = text.parse().with_context(|| format!("preset {preset}"))?;
-    let games = table.remove(GAMES);
+    let mut chosen: Table = text.parse().with_context(|| format!("preset {preset}"))?;
+    let games = chosen.remove(GAMES);
+    // Key by key: a part of a schedule that is left out is the paper's for that network, not that of any schedule.
+    let mut table = known.as_table().cloned().unwrap_or_default();
+    merge(&mut table, chosen);
     let mut changes = Table::new();
     if let Some(path) = file {
         let text =
@@ -222,4 +225,27 @@ pub fn suggestion<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Strin
     };
     let nearest = names.filter_map(|name| Some((near(name)?, name))).min();
     nearest.map_or(String::new(), |(_, name)| format!(". Did you mean `{name}`?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One key of a schedule used to take the others of that network's schedule along to those of any.
+    #[test]
+    fn what_is_not_changed_stays_the_papers() {
+        let overrides = [
+            "env=arcade/catch",
+            "tokenizer.schedule.updates=7",
+            "world_model.schedule.learning_rate=0.5",
+            "actor_critic.schedule.batch=3",
+        ];
+        let config = combine("atari-100k", None, &overrides.map(String::from)).unwrap();
+        let mut expected = TrainConfig { env: "arcade/catch".into(), ..TrainConfig::default() };
+        expected.tokenizer.schedule.updates = 7;
+        expected.world_model.schedule.learning_rate = 0.5;
+        expected.actor_critic.schedule.batch = 3;
+        assert_eq!(config, expected);
+        assert_eq!((config.tokenizer.schedule.batch, config.actor_critic.schedule.start_after), (256, 50));
+    }
 }
