@@ -144,7 +144,8 @@ mod tests {
     use envs::{Env, Step};
 
     use super::*;
-    use crate::{ActorCriticConfig, AgentConfig, TokenizerConfig, WorldModelConfig};
+    use crate::AgentConfig;
+    use crate::fuzzing::tiny_agent;
 
     /// Names of the threads that games were played on.
     static PLAYED_ON: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
@@ -188,22 +189,8 @@ mod tests {
             make: |_, _| Ok(Box::new(Watched(Catch::new()))),
             ..envs::arcade::GAMES[0]
         });
-        let config = AgentConfig {
-            actions: 3,
-            tokenizer: TokenizerConfig {
-                frame_size: 32,
-                channels: 4,
-                resolutions: 4,
-                residual_blocks: 1,
-                attention_sizes: vec![],
-                groups: 2,
-                vocabulary: 8,
-                embedding: 4,
-            },
-            world_model: WorldModelConfig { layers: 1, heads: 1, width: 8, ..WorldModelConfig::default() },
-            actor_critic: ActorCriticConfig { channels: vec![4], hidden: 4, ..ActorCriticConfig::default() },
-        };
         let device = Device::cpu(Some(1)).unwrap();
+        let config = AgentConfig { actions: 3, ..tiny_agent(&device).unwrap().config };
         let agent = Agent::new(&device, &config, 0).unwrap();
         let mut player = Player::new(&device, &agent, 16).unwrap();
         let game = Game::find("test/watched").unwrap();

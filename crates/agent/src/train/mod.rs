@@ -606,7 +606,8 @@ fn replay_rows(config: &TrainConfig) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ActorCriticConfig, AgentConfig, TokenizerConfig, WorldModelConfig};
+    use crate::AgentConfig;
+    use crate::fuzzing::tiny_agent;
 
     /// Stops at the first update of a phase.
     struct StopsIn(&'static str);
@@ -630,31 +631,7 @@ mod tests {
             let _ = std::fs::remove_dir_all(&folder);
             let schedule = |updates| Schedule { start_after: 0, updates, batch: 2, ..Schedule::default() };
             let config = TrainConfig {
-                agent: AgentConfig {
-                    actions: 3,
-                    tokenizer: TokenizerConfig {
-                        frame_size: 32,
-                        channels: 4,
-                        resolutions: 4,
-                        residual_blocks: 1,
-                        attention_sizes: vec![],
-                        groups: 2,
-                        vocabulary: 8,
-                        embedding: 4,
-                    },
-                    world_model: WorldModelConfig {
-                        steps: 4,
-                        layers: 1,
-                        heads: 1,
-                        width: 8,
-                        ..WorldModelConfig::default()
-                    },
-                    actor_critic: ActorCriticConfig {
-                        channels: vec![4],
-                        hidden: 4,
-                        ..ActorCriticConfig::default()
-                    },
-                },
+                agent: AgentConfig { actions: 3, ..tiny_agent(&device).unwrap().config },
                 tokenizer: TokenizerTraining {
                     schedule: schedule(0),
                     perceptual: "none".into(),

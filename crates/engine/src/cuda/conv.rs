@@ -150,7 +150,8 @@ impl Convolutions {
         (workspace, room): (u64, usize),
     ) -> Result<()> {
         if shape.is_too_large() {
-            return self.run_in_halves(shape, direction, (x, weight, y), accumulate, (workspace, room));
+            let reason = "its images have more than two billion elements; use smaller batches".into();
+            return Err(Error::Gpu { what: "a convolution", reason });
         }
         if !self.plans.contains_key(shape) {
             self.plans.insert(*shape, Plan::new(shape)?);
@@ -227,8 +228,7 @@ impl Convolutions {
 }
 
 impl Convolutions {
-    /// Both halves of the batch, one after the other: f32 algorithms want copies of all images in the workspace, and cuDNN counts elements
-    /// in 32 bits.
+    /// Both halves of the batch, one after the other: f32 algorithms want copies of all images in the workspace.
     fn run_in_halves(
         &mut self,
         shape: &Convolution,
