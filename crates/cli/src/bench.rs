@@ -8,7 +8,7 @@ use agent::{
 };
 use anyhow::{Result, bail};
 use clap::ValueEnum;
-use engine::{Adam, Buffer, Device, Key, Lstm, Rng, Shape, Stepper};
+use engine::{Adam, Buffer, Device, Key, Lstm, Rng, Shape, StepId, Stepper};
 
 use crate::args::{BenchArgs, BenchCase};
 use crate::output::say;
@@ -152,16 +152,21 @@ impl Bench {
         Ok(buffer)
     }
 
+    fn learning_rate(&self) -> Result<Buffer> {
+        Ok(self.device.scalar("learning rate", 1e-4)?)
+    }
+
     fn tokenizer(&mut self, perceptual: Option<&Perceptual>) -> Result<f64> {
         let frames = self.numbers("frames", [self.batch(8, 256), 64, 64, 3])?;
         let tokenizer = Tokenizer::new(&self.device, &self.config.tokenizer, 0)?;
+        let rate = self.learning_rate()?;
         self.time(|bench| {
-            Ok(bench.stepper.run_recorded(("tokenizer", 0), |tape| -> engine::Result<()> {
+            Ok(bench.stepper.run_captured(StepId::new("tokenizer", &()), |tape| -> engine::Result<()> {
                 let x = tape.buffer(&frames)?;
                 let x = tape.affine(x, 2.0, -1.0)?;
                 let losses = tokenizer.loss(tape, x, perceptual, 0.0)?;
                 tape.backward(losses.total)?;
-                tape.adam(&tokenizer.network.params, &Adam::default())?;
+                tape.adam(&tokenizer.network.params, &rate, &Adam::default())?;
                 Ok(())
             })?)
         })
@@ -177,8 +182,9 @@ impl Bench {
         mask.write(&vec![1i32; 20 * batch])?;
         let adam = Adam { weight_decay: 0.01, ..Adam::default() };
         let model = self.new_world_model()?;
+        let rate = self.learning_rate()?;
         self.time(|bench| {
-            Ok(bench.stepper.run_recorded(("world model", 0), |tape| -> engine::Result<()> {
+            Ok(bench.stepper.run_captured(StepId::new("world model", &()), |tape| -> engine::Result<()> {
                 let batch = WorldModelBatch {
                     tokens: tape.buffer(&tokens)?,
                     actions: tape.buffer(&actions)?,
@@ -188,7 +194,7 @@ impl Bench {
                 };
                 let losses = model.loss(tape, &batch, true)?;
                 tape.backward(losses.total)?;
-                tape.adam(&model.network.params, &adam)?;
+                tape.adam(&model.network.params, &rate, &adam)?;
                 Ok(())
             })?)
         })
@@ -208,7 +214,8 @@ impl Bench {
         let config = &self.config;
         let policy =
             ActorCritic::new(&self.device, &config.actor_critic, &config.tokenizer, config.actions, 0)?;
-        self.time(|bench| learn(&mut bench.stepper, &policy, &dreamt))
+        let rate = self.learning_rate()?;
+        self.time(|bench| learn(&mut bench.stepper, &policy, &dreamt, &rate))
     }
 
     fn behaviour(&mut self) -> Result<f64> {
@@ -220,9 +227,10 @@ impl Bench {
         dreamer.start().mask.write(&vec![1i32; batch * 20])?;
         let tokens = self.integers("tokens", [batch, 16], 512)?;
         dreamer.start().tokens.write(&tokens.read::<i32>()?)?;
+        let rate = self.learning_rate()?;
         self.time(|bench| {
             let dreamt = dreamer.dream(&agent, Acting::Policy { temperature: 1.0 })?;
-            learn(&mut bench.stepper, &agent.actor_critic, dreamt)
+            learn(&mut bench.stepper, &agent.actor_critic, dreamt, &rate)
         })
     }
 
@@ -232,19 +240,21 @@ impl Bench {
         let batch = self.batch(8, 64);
         let tokens = self.integers("tokens", [batch, 1], 512)?;
         let model = self.new_world_model()?;
-        let mut memory = model.memory(&self.device, batch)?;
+        let memory = model.memory(&self.device, batch)?;
         let seconds = self.time(|bench| {
             for frame in 0..20 {
-                memory.set_len(frame * TOKENS);
-                bench.stepper.infer_recorded(("decode", frame as u64), |tape| -> engine::Result<()> {
-                    let mut token = tape.buffer(&tokens)?;
-                    for _ in 0..TOKENS {
-                        let thought = model.see_tokens(tape, &mut memory, token)?;
-                        let logits = model.next_token(tape, thought)?;
-                        token = tape.sample(logits, 1.0)?;
-                    }
-                    tape.store(&tokens, 0, token)
-                })?;
+                bench.stepper.infer_captured(
+                    StepId::new("decode", &frame),
+                    |tape| -> engine::Result<()> {
+                        let mut token = tape.buffer(&tokens)?;
+                        for i in 0..TOKENS {
+                            let thought = model.see_tokens(tape, &memory, frame * TOKENS + i, token)?;
+                            let logits = model.next_token(tape, thought)?;
+                            token = tape.sample(logits, 1.0)?;
+                        }
+                        tape.store(&tokens, 0, token)
+                    },
+                )?;
             }
             Ok(())
         })?;
@@ -269,8 +279,8 @@ fn print_breakdown(times: &[(String, f64)]) {
 }
 
 /// One update of the policy from dreamt trajectories.
-fn learn(stepper: &mut Stepper, policy: &ActorCritic, dreamt: &Trajectories) -> Result<()> {
-    Ok(stepper.run_recorded(("actor-critic", 0), |tape| -> engine::Result<()> {
+fn learn(stepper: &mut Stepper, policy: &ActorCritic, dreamt: &Trajectories, rate: &Buffer) -> Result<()> {
+    Ok(stepper.run_captured(StepId::new("actor-critic", &()), |tape| -> engine::Result<()> {
         let frames = tape.buffer(&dreamt.frames)?;
         let state = Lstm { hidden: tape.buffer(&dreamt.hidden)?, cell: tape.buffer(&dreamt.cell)? };
         let output = policy.follow(tape, frames, state)?;
@@ -278,7 +288,7 @@ fn learn(stepper: &mut Stepper, policy: &ActorCritic, dreamt: &Trajectories) -> 
         let rewards = tape.buffer(&dreamt.rewards)?;
         let losses = policy.loss(tape, output, actions, rewards, ends, &Returns::default())?;
         tape.backward(losses.total)?;
-        tape.adam(&policy.network.params, &Adam::default())?;
+        tape.adam(&policy.network.params, rate, &Adam::default())?;
         Ok(())
     })?)
 }

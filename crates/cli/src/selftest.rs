@@ -7,7 +7,7 @@ use agent::{
     WorldModelBatch, WorldModelConfig,
 };
 use anyhow::{Result, bail};
-use engine::{Adam, Buffer, Device, Key, Lstm, Params, Rng, Stepper, Tape, Tensor};
+use engine::{Adam, Buffer, Device, Key, Lstm, Params, Rng, StepId, Stepper, Tape, Tensor};
 use envs::{Game, Purpose};
 
 use crate::args::{PrecisionName, SelftestArgs};
@@ -149,15 +149,15 @@ fn train(
     learning_rate: f32,
     loss: impl Fn(&mut Tape) -> engine::Result<Tensor> + Sync,
 ) -> Result<Vec<f32>> {
-    let adam = Adam { learning_rate, ..Adam::default() };
+    let rate = device.scalar("learning rate", learning_rate)?;
     let mut stepper = Stepper::new(device, Key::new(SEED, 2));
     let result = device.buffer::<f32>("loss", [1])?;
     let mut losses = Vec::with_capacity(TRAINING_STEPS);
     for _ in 0..TRAINING_STEPS {
-        stepper.run_recorded(("self-test", 0), |tape| -> engine::Result<()> {
+        stepper.run_captured(StepId::new("self-test", &()), |tape| -> engine::Result<()> {
             let loss = loss(tape)?;
             tape.backward(loss)?;
-            tape.adam(params, &adam)?;
+            tape.adam(params, &rate, &Adam::default())?;
             tape.store(&result, 0, loss)
         })?;
         losses.push(result.read::<f32>()?[0]);
@@ -198,11 +198,11 @@ fn world_model(device: &Device, config: &AgentConfig, rng: &mut Rng) -> Result<(
         Ok(model.loss(tape, &batch, true)?.total)
     })?;
 
-    let mut memory = model.memory(device, BATCH)?;
+    let memory = model.memory(device, BATCH)?;
     let decoding = Stepper::new(device, Key::new(SEED, 3)).infer(|tape| -> engine::Result<Vec<f32>> {
         let (tokens, actions) = (tape.buffer(&tokens)?, tape.buffer(&actions)?);
         let (mut predictions, mut labels) = (Vec::new(), Vec::new());
-        let mut thought = None;
+        let (mut thought, mut at) = (None, 0);
         for step in 0..STEPS {
             let frame = tape.slice(tokens, 1, step, step + 1)?;
             let frame = tape.reshape(frame, [BATCH, k])?;
@@ -212,10 +212,12 @@ fn world_model(device: &Device, config: &AgentConfig, rng: &mut Rng) -> Result<(
                     predictions.push(model.next_token(tape, thought)?);
                     labels.push(token);
                 }
-                thought = Some(model.see_tokens(tape, &mut memory, token)?);
+                thought = Some(model.see_tokens(tape, &memory, at, token)?);
+                at += 1;
             }
             let action = tape.slice(actions, 1, step, step + 1)?;
-            thought = Some(model.see_action(tape, &mut memory, action)?);
+            thought = Some(model.see_action(tape, &memory, at, action)?);
+            at += 1;
         }
         let (predictions, labels) = (tape.concat(&predictions, 1)?, tape.concat(&labels, 1)?);
         let loss = tape.cross_entropy(predictions, labels)?;

@@ -6,9 +6,10 @@ mod media;
 mod run;
 mod tensorboard;
 
+use std::hash::Hash;
 use std::path::{Path, PathBuf};
 
-use engine::{Adam, Buffer, Device, Key, Lstm, Rng, StepId, Stepper, Tape, Tensor};
+use engine::{Adam, Bits, Buffer, Device, Key, Lstm, Rng, StepId, Stepper, Tape, Tensor};
 use envs::{Env, Game, Purpose};
 
 pub use config::{
@@ -21,8 +22,22 @@ pub(crate) use run::{optimisers, state};
 
 use crate::player::{episode_seed, evaluation_seed};
 use crate::replay::{Record, Replay, ReplayError, Segment};
-use crate::{Acting, Agent, CheckpointError, Dreamer, Perceptual, PlayError, Player, WorldModelBatch, mix};
+use crate::{
+    Acting, ActorCriticLosses, Agent, AgentId, CheckpointError, Dreamer, Perceptual, PlayError, Player,
+    TokenizerLosses, WorldModelBatch, WorldModelLosses,
+};
 use cache::Cache;
+
+const IMAGINED_REWARD: &str = "actor_critic/train/imagined_reward_per_step";
+
+/// Everything that an update depends on beside the contents of buffers. The trainer's own buffers stay the same as long as it lives.
+#[derive(Hash)]
+struct UpdateStep<Settings> {
+    agent: AgentId,
+    adam: Adam,
+    /// Of the loss.
+    settings: Settings,
+}
 
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
@@ -111,20 +126,21 @@ impl Means {
 /// Losses of an epoch's updates, added up on the device and read once.
 struct Losses {
     sums: Buffer,
+    /// In the order of the sums.
     names: Vec<&'static str>,
 }
 
 impl Losses {
-    fn new(device: &Device) -> engine::Result<Losses> {
-        Ok(Losses { sums: device.buffer::<f32>("losses", [8])?, names: Vec::new() })
+    fn new(device: &Device, names: &[&'static str]) -> engine::Result<Losses> {
+        Ok(Losses { sums: device.buffer::<f32>("losses", [names.len()])?, names: names.to_vec() })
     }
 
     fn begin(&self) -> Result<()> {
-        Ok(self.sums.write(&[0f32; 8])?)
+        Ok(self.sums.write(&vec![0f32; self.names.len()])?)
     }
 
-    fn add(&mut self, tape: &mut Tape, named: &[(&'static str, Tensor)]) -> engine::Result<()> {
-        self.names = named.iter().map(|(name, _)| *name).collect();
+    /// Part of captured steps: the names were given before. One loss more than there are names is an error.
+    fn add(&self, tape: &mut Tape, named: &[(&'static str, Tensor)]) -> engine::Result<()> {
         named.iter().enumerate().try_for_each(|(i, (_, loss))| tape.accumulate(&self.sums, i, *loss))
     }
 
@@ -154,6 +170,8 @@ pub struct Trainer {
     dreamer: Dreamer,
     batches: Batches,
     cache: Cache,
+    /// Of the network being updated, where captured steps read it.
+    learning_rate: Buffer,
     tokenizer_losses: Losses,
     world_model_losses: Losses,
     behaviour_losses: Losses,
@@ -227,9 +245,16 @@ impl Trainer {
             dreamer: Dreamer::new(device, &agent, p.schedule.batch, p.horizon, p.burn_in, key)?,
             stepper: Stepper::new(device, key),
             cache: Cache::new(device, &agent, replay_rows(&config), config.tokenizer.schedule.batch)?,
-            tokenizer_losses: Losses::new(device)?,
-            world_model_losses: Losses::new(device)?,
-            behaviour_losses: Losses::new(device)?,
+            learning_rate: device.scalar("learning rate", 0.0)?,
+            tokenizer_losses: Losses::new(
+                device,
+                &TokenizerLosses::names(config.tokenizer.squared_weight != 0.0, perceptual.is_some()),
+            )?,
+            world_model_losses: Losses::new(device, &WorldModelLosses::NAMES)?,
+            behaviour_losses: Losses::new(
+                device,
+                &[&ActorCriticLosses::NAMES[..], &[IMAGINED_REWARD]].concat(),
+            )?,
             device: device.clone(),
             config,
             agent,
@@ -316,26 +341,27 @@ impl Trainer {
         let updates = config.schedule.updates_in(self.epoch);
         let mut rng = Rng::new(self.key(Stream::TokenizerBatches));
         self.stepper.set_key(self.key(Stream::Tokenizer));
-        let adam = self.adam(&config.schedule, 0.0);
+        let adam = self.adam(&config.schedule, 0.0)?;
         self.tokenizer_losses.begin()?;
-        let id = self.step("tokenizer", &adam);
+        let perceptual = self.perceptual.as_ref().map(|p| Bits(p.dropout));
+        let id = self.step("tokenizer", adam, (Bits(config.squared_weight), perceptual));
         for update in 0..updates {
             let records: Vec<usize> =
                 (0..config.schedule.batch).map(|_| self.replay.sample_step(&mut rng)).collect();
             self.cache.load_frames(&self.replay, &records, &self.batches.frames)?;
             let (tokenizer, perceptual) = (&self.agent.tokenizer, self.perceptual.as_ref());
-            let (input, sums) = (&self.batches.frames, &mut self.tokenizer_losses);
-            self.stepper.run_recorded(id, |tape| -> engine::Result<_> {
+            let (input, sums) = (&self.batches.frames, &self.tokenizer_losses);
+            let rate = &self.learning_rate;
+            self.stepper.run_captured(id, |tape| -> engine::Result<_> {
                 let x = tape.buffer(input)?;
                 let x = crate::tokenizer::from_bytes(tape, x)?;
                 let losses = tokenizer.loss(tape, x, perceptual, config.squared_weight)?;
                 tape.backward(losses.total)?;
-                tape.adam(&tokenizer.network.params, &adam)?;
+                tape.adam(&tokenizer.network.params, rate, &adam)?;
                 sums.add(tape, &losses.named())
             })?;
             self.check(observer, "tokenizer", update, updates)?;
         }
-        self.finish_updates("tokenizer", &config.schedule);
         if updates > 0 {
             self.cache.clear();
         }
@@ -348,9 +374,9 @@ impl Trainer {
         let updates = config.schedule.updates_in(self.epoch);
         let mut rng = Rng::new(self.key(Stream::WorldModelBatches));
         self.stepper.set_key(self.key(Stream::WorldModel));
-        let adam = self.adam(&config.schedule, config.weight_decay);
+        let adam = self.adam(&config.schedule, config.weight_decay)?;
         self.world_model_losses.begin()?;
-        let id = self.step("world model", &adam);
+        let id = self.step("world model", adam, ());
         let steps = self.config.agent.world_model.steps;
         let batch = config.schedule.batch;
         let mut ahead = rng.clone();
@@ -362,8 +388,8 @@ impl Trainer {
                 (0..batch).map(|_| self.replay.sample_starting(&mut rng, steps)).collect();
             self.fill_world_model_batch(&segments, steps)?;
             let (model, batches) = (&self.agent.world_model, &self.batches);
-            let sums = &mut self.world_model_losses;
-            self.stepper.run_recorded(id, |tape| -> engine::Result<_> {
+            let (sums, rate) = (&self.world_model_losses, &self.learning_rate);
+            self.stepper.run_captured(id, |tape| -> engine::Result<_> {
                 let batch = WorldModelBatch {
                     tokens: tape.buffer(&batches.tokens)?,
                     actions: tape.buffer(&batches.actions)?,
@@ -373,12 +399,11 @@ impl Trainer {
                 };
                 let losses = model.loss(tape, &batch, true)?;
                 tape.backward(losses.total)?;
-                tape.adam(&model.network.params, &adam)?;
+                tape.adam(&model.network.params, rate, &adam)?;
                 sums.add(tape, &losses.named())
             })?;
             self.check(observer, "world model", update, updates)?;
         }
-        self.finish_updates("world model", &config.schedule);
         self.world_model_losses.finish(updates, means)?;
         self.updates_done(observer, "world model", updates)
     }
@@ -449,10 +474,10 @@ impl Trainer {
         let mut rng = Rng::new(self.key(Stream::ActorCriticBatches));
         self.stepper.set_key(self.key(Stream::ActorCritic));
         self.dreamer.set_key(self.key(Stream::Dream));
-        let adam = self.adam(&config.schedule, 0.0);
+        let adam = self.adam(&config.schedule, 0.0)?;
         let returns = config.returns;
         self.behaviour_losses.begin()?;
-        let id = self.step("behaviour", &adam);
+        let id = self.step("behaviour", adam, returns);
         let frames = config.burn_in + 1;
         let batch = config.schedule.batch;
         let mut ahead = rng.clone();
@@ -465,8 +490,8 @@ impl Trainer {
             self.fill_dream_start(&segments, config.burn_in)?;
             let dreamt = self.dreamer.dream(&self.agent, Acting::Policy { temperature: 1.0 })?;
             let policy = &self.agent.actor_critic;
-            let sums = &mut self.behaviour_losses;
-            self.stepper.run_recorded(id, |tape| -> engine::Result<_> {
+            let (sums, rate) = (&self.behaviour_losses, &self.learning_rate);
+            self.stepper.run_captured(id, |tape| -> engine::Result<_> {
                 let frames = tape.buffer(&dreamt.frames)?;
                 let state = Lstm { hidden: tape.buffer(&dreamt.hidden)?, cell: tape.buffer(&dreamt.cell)? };
                 let output = policy.follow(tape, frames, state)?;
@@ -474,15 +499,14 @@ impl Trainer {
                 let rewards = tape.buffer(&dreamt.rewards)?;
                 let losses = policy.loss(tape, output, actions, rewards, ends, &returns)?;
                 tape.backward(losses.total)?;
-                tape.adam(&policy.network.params, &adam)?;
+                tape.adam(&policy.network.params, rate, &adam)?;
                 let reward = tape.mean(rewards)?;
                 let mut named = losses.named().to_vec();
-                named.push(("actor_critic/train/imagined_reward_per_step", reward));
+                named.push((IMAGINED_REWARD, reward));
                 sums.add(tape, &named)
             })?;
             self.check(observer, "behaviour", update, updates)?;
         }
-        self.finish_updates("behaviour", &config.schedule);
         self.behaviour_losses.finish(updates, means)?;
         self.updates_done(observer, "behaviour", updates)
     }
@@ -527,26 +551,14 @@ impl Trainer {
         Ok(())
     }
 
-    fn adam(&self, schedule: &Schedule, weight_decay: f32) -> Adam {
-        Adam {
-            learning_rate: schedule.learning_rate_in(self.epoch, self.config.epochs),
-            max_grad_norm: schedule.max_grad_norm,
-            weight_decay,
-            ..Adam::default()
-        }
+    /// The optimiser of an epoch's updates. Sets their learning rate.
+    fn adam(&self, schedule: &Schedule, weight_decay: f32) -> Result<Adam> {
+        self.learning_rate.write(&[schedule.learning_rate_in(self.epoch, self.config.epochs)])?;
+        Ok(Adam { max_grad_norm: schedule.max_grad_norm, weight_decay, ..Adam::default() })
     }
 
-    /// A training step as a device may record it: these networks with these settings.
-    fn step(&self, name: &'static str, adam: &Adam) -> StepId {
-        let settings = format!("{adam:?} {:?}", self.config);
-        (name, settings.bytes().fold(self.agent.identity(), |h, byte| mix(h, u64::from(byte))))
-    }
-
-    /// A learning rate that changes from epoch to epoch makes recordings of its step useless.
-    fn finish_updates(&mut self, name: &'static str, schedule: &Schedule) {
-        if schedule.final_learning_rate > 0.0 {
-            self.stepper.forget(name);
-        }
+    fn step(&self, name: &'static str, adam: Adam, settings: impl Hash) -> StepId {
+        StepId::new(name, &UpdateStep { agent: self.agent.identity(), adam, settings })
     }
 
     fn frame_bytes(&self) -> usize {
