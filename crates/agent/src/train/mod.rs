@@ -162,7 +162,7 @@ pub struct Trainer {
     /// Finished epochs.
     pub epoch: usize,
     device: Device,
-    game: &'static Game,
+    game: Game,
     env: Box<dyn Env>,
     player: Player,
     perceptual: Option<Perceptual>,
@@ -267,8 +267,8 @@ impl Trainer {
         })
     }
 
-    pub fn game(&self) -> &'static Game {
-        self.game
+    pub fn game(&self) -> &Game {
+        &self.game
     }
 
     /// The first of this epoch's numbers of a stream.
@@ -295,8 +295,9 @@ impl Trainer {
         for step in 0..config.steps {
             if self.replay.open_episode().is_none() {
                 let seed = episode_seed(self.config.seed, self.replay.table().records);
-                self.replay.begin_episode(seed, self.env.continues());
-                self.env.reset(seed);
+                let continues = self.env.continues();
+                self.env.reset(seed)?;
+                self.replay.begin_episode(seed, continues);
                 self.player.forget(0)?;
             }
             self.env.render(&mut frame);
@@ -311,8 +312,7 @@ impl Trainer {
             let outcome = self.env.step(chosen as usize)?;
             total += outcome.reward;
             finished += usize::from(outcome.done());
-            self.replay
-                .push(&frame, Record { action: chosen, reward: outcome.reward, end: outcome.done() })?;
+            self.replay.push(&frame, Record::new(chosen, outcome))?;
             self.check(observer, "collect", step, config.steps)?;
         }
         means.add("collection/reward_per_step", total / config.steps as f32);
@@ -450,7 +450,8 @@ impl Trainer {
             for step in 0..segment.len {
                 let (record, at) = (segment.first + step, row * steps + segment.pad_before + step);
                 rows[at] = Some(record);
-                let Record { action, reward, end } = self.replay.record(record)?;
+                let Record { action, reward, terminated, truncated } = self.replay.record(record)?;
+                let end = terminated || truncated && self.config.world_model.truncation_ends_episode;
                 // The sign of the reward, plus one.
                 let class = 1 + i32::from(reward > 0.0) - i32::from(reward < 0.0);
                 (actions[at], rewards[at], ends[at], mask[at]) = (action as i32, class, i32::from(end), 1);
@@ -535,7 +536,7 @@ impl Trainer {
         let last = self.epoch + 1 == self.config.epochs;
         let episodes = if last { config.final_episodes } else { config.episodes };
         let mut player = Player::new(&self.device, &self.agent, episodes.min(32))?;
-        let game = self.game;
+        let game = &self.game;
         let key = Key { seed: evaluation_seed(self.config.seed), ..self.key(Stream::Evaluate) };
         let returns = player
             .evaluate(&self.agent, game, episodes, config.temperature, key, |done| {
@@ -599,7 +600,7 @@ fn pretrained(device: &Device, folder: &Path, dropout: f32) -> Result<Perceptual
 /// Plays the newest game again, up to where it was: from its fresh start, over the lives lost since. A game that is over ends again.
 fn replay_newest_game(env: &mut dyn Env, replay: &Replay) -> Result<()> {
     for episode in replay.whole_newest_game() {
-        env.reset(episode.seed);
+        env.reset(episode.seed)?;
         for record in episode.start..episode.start + episode.len {
             env.step(replay.record(record)?.action as usize)?;
         }
