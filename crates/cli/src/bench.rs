@@ -76,7 +76,7 @@ fn games(repeats: usize) -> Result<()> {
     for game in envs::all_games() {
         let mut best: f64 = 0.0;
         for _ in 0..repeats {
-            best = best.max(envs::steps_per_second(game, 64, 1000)?);
+            best = best.max(envs::steps_per_second(&game, 64, 1000)?);
         }
         say!("{:<22} {best:8.0} steps/s", game.name);
     }

@@ -133,11 +133,11 @@ fn game_frames(count: usize) -> Result<Vec<u8>> {
     let mut rng = Rng::new(Key::new(SEED, 0));
     let actions = env.action_names().len() as u32;
     let mut frames = vec![0; count * FRAME_SIZE * FRAME_SIZE * 3];
-    env.reset(SEED);
+    env.reset(SEED)?;
     for frame in frames.chunks_exact_mut(FRAME_SIZE * FRAME_SIZE * 3) {
         env.render(frame);
         if env.step(rng.below(actions) as usize)?.done() {
-            env.reset(SEED);
+            env.reset(SEED)?;
         }
     }
     Ok(frames)

@@ -22,8 +22,9 @@ impl Trainer {
         for step in 0..config.steps {
             if self.replay.open_episode().is_none() {
                 let seed = episode_seed(self.config.seed, self.replay.table().records);
-                self.replay.begin_episode(seed, self.env.continues());
-                self.env.reset(seed);
+                let continues = self.env.continues();
+                self.env.reset(seed)?;
+                self.replay.begin_episode(seed, continues);
                 self.player.forget(0)?;
             }
             self.env.render(&mut frame);
@@ -38,8 +39,7 @@ impl Trainer {
             let outcome = self.env.step(chosen as usize)?;
             total += outcome.reward;
             finished += usize::from(outcome.done());
-            self.replay
-                .push(&frame, Record { action: chosen, reward: outcome.reward, end: outcome.done() })?;
+            self.replay.push(&frame, Record::new(chosen, outcome))?;
             epoch.progress(Phase::Collection, step + 1, config.steps)?;
         }
         epoch.metrics.add("collection/reward_per_step", total / config.steps as f32);
@@ -71,7 +71,7 @@ impl Trainer {
 /// Plays the newest game again, up to where it was: from its fresh start, over the lives lost since. A game that is over ends again.
 pub(super) fn replay_newest_game(env: &mut dyn Env, replay: &Replay) -> Result<()> {
     for episode in replay.whole_newest_game() {
-        env.reset(episode.seed);
+        env.reset(episode.seed)?;
         for record in episode.start..episode.start + episode.len {
             env.step(replay.record(record)?.action as usize)?;
         }

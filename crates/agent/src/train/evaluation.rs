@@ -19,7 +19,7 @@ impl Trainer {
         let mut player = Player::new(&self.device, &self.agent, episodes.min(32))?;
         let key = Key { seed: evaluation_seed(self.config.seed), ..self.key(Stream::Evaluate) };
         let returns = player
-            .evaluate(&self.agent, self.game, episodes, config.temperature, key, |done| {
+            .evaluate(&self.agent, &self.game, episodes, config.temperature, key, |done| {
                 epoch.progress(Phase::Evaluation, done, episodes).is_ok()
             })
             .map_err(|e| match e {

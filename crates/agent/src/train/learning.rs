@@ -32,6 +32,7 @@ impl Trainer {
         let mut rng = Rng::new(self.key(Stream::WorldModelBatches));
         self.world_model.set_key(self.key(Stream::WorldModel));
         self.world_model.set_learning_rate(self.learning_rate(&schedule));
+        let truncation_ends = self.config.world_model.truncation_ends_episode;
         let mut ahead = rng.clone();
         let coming = Coming { phase: Phase::WorldModel, updates, batch: schedule.batch, rendered: false };
         self.prepare(epoch, coming, |replay| replay.sample_starting(&mut ahead, steps))?;
@@ -39,7 +40,7 @@ impl Trainer {
         world_model.learn(&agent.world_model, updates, epoch, |batch| {
             let segments: Vec<Segment> =
                 (0..schedule.batch).map(|_| replay.sample_starting(&mut rng, steps)).collect();
-            fill_sequences(cache, agent, replay, &segments, steps, batch)
+            fill_sequences(cache, agent, replay, &segments, steps, batch, truncation_ends)
         })
     }
 
@@ -112,6 +113,7 @@ fn fill_sequences(
     segments: &[Segment],
     steps: usize,
     batch: &WorldModelObjective,
+    truncation_ends: bool,
 ) -> Result<()> {
     let mut rows = vec![None; segments.len() * steps];
     let [mut actions, mut rewards, mut ends, mut mask] = [(); 4].map(|()| vec![0i32; segments.len() * steps]);
@@ -119,7 +121,8 @@ fn fill_sequences(
         for step in 0..segment.len {
             let (record, at) = (segment.first + step, row * steps + segment.pad_before + step);
             rows[at] = Some(record);
-            let Record { action, reward, end } = replay.record(record)?;
+            let Record { action, reward, terminated, truncated } = replay.record(record)?;
+            let end = terminated || truncated && truncation_ends;
             // The sign of the reward, plus one.
             let class = 1 + i32::from(reward > 0.0) - i32::from(reward < 0.0);
             (actions[at], rewards[at], ends[at], mask[at]) = (action as i32, class, i32::from(end), 1);

@@ -78,7 +78,7 @@ pub struct Trainer {
     /// Finished epochs.
     pub epoch: usize,
     device: Device,
-    game: &'static Game,
+    game: Game,
     env: Box<dyn Env>,
     player: Player,
     dreamer: Dreamer,
@@ -151,8 +151,8 @@ impl Trainer {
         })
     }
 
-    pub fn game(&self) -> &'static Game {
-        self.game
+    pub fn game(&self) -> &Game {
+        &self.game
     }
 
     /// The first of this epoch's numbers of a stream.

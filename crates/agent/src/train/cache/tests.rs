@@ -56,7 +56,8 @@ fn play(replay: &mut Replay, episodes: usize) {
         let first = replay.table().records;
         replay.begin_episode(first as u64, false);
         for step in 0..EPISODE {
-            let record = Record { action: 0, reward: 0.0, end: step + 1 == EPISODE };
+            let terminated = step + 1 == EPISODE;
+            let record = Record { action: 0, reward: 0.0, terminated, truncated: false };
             replay.push(&frame(first + step), record).unwrap();
         }
     }
