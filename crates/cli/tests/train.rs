@@ -297,6 +297,18 @@ fn the_printed_config_is_one_that_train_takes() {
     assert!(["catch", "pong", "breakout", "freeway"].iter().all(|name| games.contains(name)), "{games}");
 }
 
+/// Results do not depend on how much of the replay is kept on the device.
+#[test]
+fn a_small_replay_cache_changes_no_bit() {
+    let scratch = Scratch::new("cache");
+    let (whole, small) = (scratch.0.join("whole"), scratch.0.join("small"));
+    assert!(train(&whole, &[]).status.success());
+    let mut command = iris();
+    command.env("IRIS_REPLAY_CACHE_MIB", "0").arg("train").args(SMALL).arg("--out").arg(&small);
+    assert!(command.output().unwrap().status.success());
+    assert!(common::results(&whole) == common::results(&small));
+}
+
 /// The README's example of a game of one's own, built beside the tests.
 #[test]
 fn a_game_of_ones_own_is_trained_like_the_others() {
