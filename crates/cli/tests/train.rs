@@ -1,4 +1,5 @@
 //! `iris train` on tiny budgets, as a user runs it: a whole run, and one given nonsense.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -20,7 +20,7 @@
 //! points.write(&[0.0f32, 1.0, 1.0, 0.0, 1.0, 1.0])?;
 //! heights.write(&[2.0f32, -1.0, 1.0])?;
 //!
-//! let adam = Adam { learning_rate: 0.05, ..Adam::default() };
+//! let rate = device.scalar("learning rate", 0.05)?;
 //! let mut stepper = Stepper::new(&device, Key::new(0, 0));
 //! for _ in 0..500 {
 //!     stepper.run(|tape| {
@@ -29,7 +29,7 @@
 //!         let guess = tape.linear(x, w, Some(b), Activation::None)?;
 //!         let error = tape.squared_error(guess, y)?;
 //!         tape.backward(error)?;
-//!         tape.adam(&params, &adam)?;
+//!         tape.adam(&params, &rate, &Adam::default())?;
 //!         tape.store(&loss, 0, error)
 //!     })?;
 //! }
@@ -38,9 +38,10 @@
 //! # }
 //! ```
 
-// Without the feature there is no value of a GPU, so what would be said to one is unreachable and unread.
+// Without `cuda`, `Gpu` is uninhabited and every branch on it is dead code.
 #![cfg_attr(not(feature = "cuda"), allow(dead_code, unreachable_code))]
 
+mod backend;
 mod cpu;
 mod cuda;
 mod device;
@@ -68,10 +69,11 @@ pub use error::{Error, Result};
 pub use fast_paths::NetworkShapes;
 pub use ops::{
     Activation, DecodeBlock, DecodeHead, ImageAttention, ImageResidual, KvCache, Lstm, Quantised, Stride,
+    Temperature,
 };
 pub use optim::Adam;
 pub use params::{Init, Param, ParamSpec, Params, ParamsBuilder};
 pub use rng::{Key, Rng};
 pub use shape::Shape;
-pub use stepper::{StepId, Stepper};
+pub use stepper::{Bits, StepId, Stepper};
 pub use tape::{Tape, Tensor};

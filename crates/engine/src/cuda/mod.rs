@@ -19,7 +19,8 @@ mod library;
 mod module;
 #[cfg(feature = "cuda")]
 mod report;
-#[cfg(all(test, feature = "cuda"))]
+#[cfg(test)]
+#[cfg(feature = "cuda")]
 mod signatures;
 #[cfg(feature = "cuda")]
 mod staging;
@@ -97,6 +98,12 @@ impl Grid {
     /// For kernels with a warp per row and so much work in a row that none needs a second.
     pub fn rows(rows: usize) -> Grid {
         Grid::blocks(rows.div_ceil(THREADS / 32).max(1))
+    }
+
+    /// Blocks of a sum over `n` elements, two per multiprocessor at most: each leaves a part that a second kernel joins.
+    pub fn parts(gpu: &Gpu, n: usize) -> usize {
+        const ELEMENTS: usize = 2048;
+        n.div_ceil(ELEMENTS).clamp(1, 2 * gpu.processors())
     }
 
     pub fn blocks(blocks: usize) -> Grid {

@@ -6,7 +6,8 @@ mod env;
 mod protocol;
 #[cfg(feature = "atari")]
 mod roms;
-#[cfg(all(test, feature = "atari"))]
+#[cfg(test)]
+#[cfg(feature = "atari")]
 mod traces;
 #[cfg(feature = "atari")]
 mod view;
