@@ -65,7 +65,7 @@ impl Perceptual {
 
     /// Fixed random features, the same for every run. In a random network as it is, what all images have in common grows from layer to layer until
     /// the deep features of any two are nearly parallel, and something small is not worth drawing. So every channel is centred and scaled to
-    /// deviation 1, as measured on [`pictures`].
+    /// deviation 1, as measured on `pictures`.
     pub fn random(device: &Device, dropout: f32) -> Result<Perceptual> {
         let perceptual = Perceptual::new(device, dropout)?;
         if !device.is_gpu() {
