@@ -19,7 +19,7 @@ impl DeviceArgs {
         };
         Device::named(name, precision, self.threads).map_err(|error| match error {
             Error::NoGpu { .. } => {
-                anyhow!("{error}. `iris doctor` says more, and --device cpu does without one")
+                anyhow!("{error}. `iris doctor` shows what is missing; --device cpu needs no GPU")
             }
             other => other.into(),
         })
@@ -35,7 +35,7 @@ impl DeviceArgs {
             return format!("{} in {precision}", device.name());
         }
         let threads = counted(device.threads(), "thread");
-        // Who built for GPUs expects one.
+        // A program built for GPUs is expected to find one.
         let expected = cfg!(feature = "cuda") && self.device == DeviceName::Auto;
         let note = if expected { "; no GPU can be used, `iris doctor` says why" } else { "" };
         format!("the CPU ({threads}{note})")
