@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use crate::backend::Backend;
 use crate::cuda::Gpu;
 use crate::memory::Block;
 use crate::{Error, Result, Shape};
@@ -107,7 +108,7 @@ pub enum Precision {
 #[derive(Clone)]
 pub struct Device {
     pool: Arc<rayon::ThreadPool>,
-    gpu: Option<Arc<Gpu>>,
+    backend: Backend,
 }
 
 impl Device {
@@ -123,7 +124,7 @@ impl Device {
             .thread_name(|i| format!("engine-{i}"))
             .build()
             .map_err(|e| Error::Threads { threads, reason: e.to_string() })?;
-        Ok(Device { pool: Arc::new(pool), gpu: None })
+        Ok(Device { pool: Arc::new(pool), backend: Backend::Cpu })
     }
 
     /// The CPU with the kernels of one instruction set.
@@ -131,7 +132,7 @@ impl Device {
     pub(crate) fn cpu_with(isa: crate::cpu::Isa, threads: usize) -> Device {
         let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
         let pool = builder.start_handler(move |_| crate::cpu::force_isa(isa)).build().unwrap();
-        Device { pool: Arc::new(pool), gpu: None }
+        Device { pool: Arc::new(pool), backend: Backend::Cpu }
     }
 
     /// The first NVIDIA GPU, with a thread of the host per core for what runs there.
@@ -141,7 +142,7 @@ impl Device {
 
     fn cuda_beside(precision: Precision, threads: Option<usize>) -> Result<Device> {
         let gpu = Gpu::new(precision)?;
-        Ok(Device { gpu: Some(gpu), ..Device::cpu(threads)? })
+        Ok(Device { backend: Backend::Cuda(gpu), ..Device::cpu(threads)? })
     }
 
     /// What `name` says: "cpu", "cuda", or "auto" for a GPU if one can be used.
@@ -167,23 +168,30 @@ impl Device {
     }
 
     pub fn is_gpu(&self) -> bool {
-        self.gpu.is_some()
+        self.gpu().is_some()
     }
 
     /// "cpu" or the GPU's name.
     pub fn name(&self) -> String {
-        self.gpu.as_ref().map_or("cpu".into(), |gpu| gpu.name().into())
+        self.gpu().map_or("cpu".into(), |gpu| gpu.name().into())
+    }
+
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.backend
     }
 
     pub(crate) fn gpu(&self) -> Option<&Gpu> {
-        self.gpu.as_deref()
+        match &self.backend {
+            Backend::Cpu => None,
+            Backend::Cuda(gpu) => Some(gpu),
+        }
     }
 
     /// Whether steps of one can use buffers of the other: all CPUs are one, every GPU is its own.
     pub(crate) fn shares_memory_with(&self, other: &Device) -> bool {
-        match (&self.gpu, &other.gpu) {
-            (None, None) => true,
-            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        match (&self.backend, &other.backend) {
+            (Backend::Cpu, Backend::Cpu) => true,
+            (Backend::Cuda(one), Backend::Cuda(other)) => Arc::ptr_eq(one, other),
             _ => false,
         }
     }
@@ -247,9 +255,9 @@ impl Device {
 
     /// Runs `f` on the device's threads. A GPU is driven from the calling one.
     pub(crate) fn install<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
-        match &self.gpu {
-            Some(_) => f(),
-            None => self.pool.install(f),
+        match self.backend {
+            Backend::Cuda(_) => f(),
+            Backend::Cpu => self.pool.install(f),
         }
     }
 
@@ -271,7 +279,7 @@ impl Device {
     fn typed_buffer(&self, name: impl Into<String>, shape: impl Into<Shape>, dtype: DType) -> Result<Buffer> {
         let (name, shape) = (name.into(), shape.into());
         let bytes = shape.len().saturating_mul(dtype.size());
-        let block = Block::zeroed(&name, bytes, self.gpu())?;
+        let block = Block::zeroed(&name, bytes, &self.backend)?;
         let slot = Slot { name, shape, dtype, block: Mutex::new(Some(block)) };
         Ok(Buffer { slot: Arc::new(slot), device: self.clone() })
     }

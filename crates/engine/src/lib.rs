@@ -38,9 +38,10 @@
 //! # }
 //! ```
 
-// Without the feature there is no value of a GPU, so what would be said to one is unreachable and unread.
+// Without `cuda`, `Gpu` is uninhabited and every branch on it is dead code.
 #![cfg_attr(not(feature = "cuda"), allow(dead_code, unreachable_code))]
 
+mod backend;
 mod cpu;
 mod cuda;
 mod device;

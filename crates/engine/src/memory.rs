@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::backend::Backend;
 use crate::cuda::{DeviceMemory, Gpu};
 use crate::{Element, Error, Result};
 
@@ -26,12 +27,19 @@ pub(crate) struct Block {
 
 impl Block {
     /// Zeroes, or an error that says what they were for.
-    pub fn zeroed(what: &str, bytes: usize, gpu: Option<&Gpu>) -> Result<Block> {
-        if let Some(gpu) = gpu {
-            let block = Block::unspecified(what, bytes, gpu)?;
-            gpu.zero(block.at(), bytes.max(1))?;
-            return Ok(block);
+    pub fn zeroed(what: &str, bytes: usize, backend: &Backend) -> Result<Block> {
+        match backend {
+            Backend::Cpu => Block::on_host(what, bytes),
+            Backend::Cuda(gpu) => {
+                let block = Block::on_gpu(what, bytes, gpu)?;
+                gpu.zero(block.at(), bytes.max(1))?;
+                Ok(block)
+            }
         }
+    }
+
+    /// Zeroes of the host.
+    fn on_host(what: &str, bytes: usize) -> Result<Block> {
         let lines = bytemuck::try_zeroed_vec(bytes.div_ceil(64)).map_err(|()| Error::OutOfMemory {
             what: what.into(),
             bytes,
@@ -41,8 +49,8 @@ impl Block {
         Ok(Block { lines, device: None, bytes })
     }
 
-    /// On a GPU, uninitialised.
-    fn unspecified(what: &str, bytes: usize, gpu: &Gpu) -> Result<Block> {
+    /// Uninitialised memory of a GPU.
+    fn on_gpu(what: &str, bytes: usize, gpu: &Gpu) -> Result<Block> {
         Ok(Block { lines: Vec::new(), device: Some(gpu.allocate(what, bytes)?), bytes })
     }
 
@@ -132,22 +140,22 @@ const LARGER: usize = 4;
 impl Arena {
     /// A block of `bytes` bytes with unspecified contents. Debug builds fill it with 0xFF (NaN as f32, -1 as i32), so that a
     /// kernel that forgets an element is found by the tests.
-    pub fn take(&mut self, bytes: usize, gpu: Option<&Gpu>) -> Result<Block> {
+    pub fn take(&mut self, bytes: usize, backend: &Backend) -> Result<Block> {
         const WHAT: &str = "the tensors of a step";
-        // CUDA refuses zero-byte allocations.
-        let (capacity, largest) = match gpu {
-            Some(_) => {
+        let (capacity, largest) = match backend {
+            Backend::Cpu => (bytes.next_multiple_of(64), bytes.next_multiple_of(64)),
+            Backend::Cuda(_) => {
+                // CUDA refuses zero-byte allocations.
                 let capacity = bytes.max(1).next_multiple_of(256);
                 (capacity, LARGER * capacity)
             }
-            None => (bytes.next_multiple_of(64), bytes.next_multiple_of(64)),
         };
         let mut block = match self.free.range_mut(capacity..=largest).find_map(|(_, blocks)| blocks.pop()) {
             Some(block) => block,
             None => {
-                let block = match gpu {
-                    Some(gpu) => Block::unspecified(WHAT, capacity, gpu)?,
-                    None => Block::zeroed(WHAT, capacity, None)?,
+                let block = match backend {
+                    Backend::Cpu => Block::on_host(WHAT, capacity)?,
+                    Backend::Cuda(gpu) => Block::on_gpu(WHAT, capacity, gpu)?,
                 };
                 self.total += capacity;
                 block
@@ -155,9 +163,9 @@ impl Arena {
         };
         block.bytes = bytes;
         if cfg!(debug_assertions) {
-            match gpu {
-                Some(gpu) => gpu.fill_bytes(block.at(), 0xFF, capacity)?,
-                None => block.all_mut::<u8>().fill(0xFF),
+            match backend {
+                Backend::Cpu => block.all_mut::<u8>().fill(0xFF),
+                Backend::Cuda(gpu) => gpu.fill_bytes(block.at(), 0xFF, capacity)?,
             }
         }
         Ok(block)

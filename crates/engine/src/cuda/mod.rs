@@ -100,6 +100,12 @@ impl Grid {
         Grid::blocks(rows.div_ceil(THREADS / 32).max(1))
     }
 
+    /// Blocks of a sum over `n` elements, two per multiprocessor at most: each leaves a part that a second kernel joins.
+    pub fn parts(gpu: &Gpu, n: usize) -> usize {
+        const ELEMENTS: usize = 2048;
+        n.div_ceil(ELEMENTS).clamp(1, 2 * gpu.processors())
+    }
+
     pub fn blocks(blocks: usize) -> Grid {
         Grid { blocks: (blocks, 1), threads: THREADS, shared: 0 }
     }

@@ -1,8 +1,11 @@
 //! Elementwise arithmetic and means: the glue between losses.
 
 use super::Backward;
+use crate::backend::Backend;
 use crate::cpu;
 use crate::cuda::{Gpu, Grid, View, kernels};
+use crate::memory::Block;
+use crate::tape::Grad;
 use crate::{DType, Error, Result, Tape, Tensor};
 
 pub(crate) struct Add {
@@ -69,17 +72,20 @@ impl Tape {
         }
         let dtype = self.joint(&[a, b]);
         let mut out = self.alloc(a.len(), dtype)?;
-        if let Some(gpu) = self.gpu() {
-            let (n, to) = (a.len(), View::new(out.at(), dtype));
-            kernel(gpu, Grid::elements(gpu, n), to, self.view(a), self.view(b), n)?;
-        } else {
-            let (av, bv) = (self.f32(a), self.f32(b));
-            cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
-                let start = i * CHUNK;
-                for ((o, a), b) in out.iter_mut().zip(&av[start..]).zip(&bv[start..]) {
-                    *o = f(*a, *b);
-                }
-            });
+        match self.backend() {
+            Backend::Cpu => {
+                let (av, bv) = (self.f32(a), self.f32(b));
+                cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
+                    let start = i * CHUNK;
+                    for ((o, a), b) in out.iter_mut().zip(&av[start..]).zip(&bv[start..]) {
+                        *o = f(*a, *b);
+                    }
+                });
+            }
+            Backend::Cuda(gpu) => {
+                let (n, to) = (a.len(), View::new(out.at(), dtype));
+                kernel(&gpu, Grid::elements(&gpu, n), to, self.view(a), self.view(b), n)?;
+            }
         }
         let needs_grad = self.any_needs_grad(&[a, b]);
         Ok(self.push(out, a.shape(), dtype, needs_grad))
@@ -89,16 +95,19 @@ impl Tape {
     pub fn affine(&mut self, x: Tensor, scale: f32, shift: f32) -> Result<Tensor> {
         self.check_f32("affine", &[x])?;
         let mut out = self.alloc(x.len(), x.dtype())?;
-        if let Some(gpu) = self.gpu() {
-            let (n, to) = (x.len(), View::new(out.at(), x.dtype()));
-            kernels::affine(gpu, Grid::elements(gpu, n), to, self.view(x), n, scale, shift)?;
-        } else {
-            let xv = self.f32(x);
-            cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
-                for (o, x) in out.iter_mut().zip(&xv[i * CHUNK..]) {
-                    *o = x * scale + shift;
-                }
-            });
+        match self.backend() {
+            Backend::Cpu => {
+                let xv = self.f32(x);
+                cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
+                    for (o, x) in out.iter_mut().zip(&xv[i * CHUNK..]) {
+                        *o = x * scale + shift;
+                    }
+                });
+            }
+            Backend::Cuda(gpu) => {
+                let (n, to) = (x.len(), View::new(out.at(), x.dtype()));
+                kernels::affine(&gpu, Grid::elements(&gpu, n), to, self.view(x), n, scale, shift)?;
+            }
         }
         let needs_grad = self.needs_grad(x);
         let out = self.push(out, x.shape(), x.dtype(), needs_grad);
@@ -112,12 +121,15 @@ impl Tape {
     pub fn clamp(&mut self, x: Tensor, low: f32, high: f32) -> Result<Tensor> {
         self.check_f32("clamp", &[x])?;
         let mut out = self.alloc(x.len(), x.dtype())?;
-        if let Some(gpu) = self.gpu() {
-            let (n, to) = (x.len(), View::new(out.at(), x.dtype()));
-            kernels::clamp_values(gpu, Grid::elements(gpu, n), to, self.view(x), n, low, high)?;
-        } else {
-            for (o, x) in out.f32_mut().iter_mut().zip(self.f32(x)) {
-                *o = x.max(low).min(high);
+        match self.backend() {
+            Backend::Cpu => {
+                for (o, x) in out.f32_mut().iter_mut().zip(self.f32(x)) {
+                    *o = x.max(low).min(high);
+                }
+            }
+            Backend::Cuda(gpu) => {
+                let (n, to) = (x.len(), View::new(out.at(), x.dtype()));
+                kernels::clamp_values(&gpu, Grid::elements(&gpu, n), to, self.view(x), n, low, high)?;
             }
         }
         Ok(self.push(out, x.shape(), x.dtype(), false))
@@ -148,25 +160,10 @@ impl Tape {
         }
         let mut out = self.alloc(1, DType::F32)?;
         let mut total = self.alloc(1, DType::F32)?;
-        let count = self.parts(x.len());
-        let sums = self.scratch(4 * count)?;
-        if let Some(gpu) = self.gpu() {
-            let (grid, weights, n) = (Grid::blocks(count), self.view_of(weights), x.len());
-            kernels::sum(gpu, grid, self.view(x), weights, sums.at(), n)?;
-            kernels::mean_of_parts(gpu, Grid::blocks(1), sums.at(), count, out.at(), total.at())?;
-        } else {
-            let xv = self.f32(x);
-            let (sum, weight) = match weights.map(|w| self.f32(w)) {
-                None => (xv.iter().map(|&x| f64::from(x)).sum::<f64>(), x.len() as f64),
-                Some(w) => (
-                    xv.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum::<f64>(),
-                    w.iter().map(|&w| f64::from(w)).sum::<f64>(),
-                ),
-            };
-            out.f32_mut()[0] = if weight == 0.0 { 0.0 } else { (sum / weight) as f32 };
-            total.f32_mut()[0] = weight as f32;
+        match self.backend() {
+            Backend::Cpu => self.cpu_mean(x, weights, &mut out, &mut total),
+            Backend::Cuda(gpu) => self.gpu_mean(&gpu, x, weights, &out, &total)?,
         }
-        self.give_back(sums);
         let needs_grad = self.needs_grad(x);
         let total = self.push(total, [], DType::F32, false);
         let out = self.push(out, [], DType::F32, needs_grad);
@@ -174,6 +171,35 @@ impl Tape {
             self.record(Mean { x, weights, total, out });
         }
         Ok(out)
+    }
+
+    fn cpu_mean(&self, x: Tensor, weights: Option<Tensor>, out: &mut Block, total: &mut Block) {
+        let xv = self.f32(x);
+        let (sum, weight) = match weights.map(|w| self.f32(w)) {
+            None => (xv.iter().map(|&x| f64::from(x)).sum::<f64>(), x.len() as f64),
+            Some(w) => (
+                xv.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum::<f64>(),
+                w.iter().map(|&w| f64::from(w)).sum::<f64>(),
+            ),
+        };
+        out.f32_mut()[0] = if weight == 0.0 { 0.0 } else { (sum / weight) as f32 };
+        total.f32_mut()[0] = weight as f32;
+    }
+
+    fn gpu_mean(
+        &mut self,
+        gpu: &Gpu,
+        x: Tensor,
+        weights: Option<Tensor>,
+        out: &Block,
+        total: &Block,
+    ) -> Result<()> {
+        let (n, count) = (x.len(), Grid::parts(gpu, x.len()));
+        let sums = self.scratch(4 * count)?;
+        kernels::sum(gpu, Grid::blocks(count), self.view(x), self.view_of(weights), sums.at(), n)?;
+        kernels::mean_of_parts(gpu, Grid::blocks(1), sums.at(), count, out.at(), total.at())?;
+        self.give_back(sums);
+        Ok(())
     }
 }
 
@@ -191,17 +217,21 @@ impl Backward for Add {
 impl Backward for Mul {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
+        let backend = tape.backend();
         for (input, other) in [(self.a, self.b), (self.b, self.a)] {
             if let Some(mut grad) = tape.grad(input)? {
                 let accumulate = grad.accumulate;
-                if let Some(gpu) = tape.gpu() {
-                    let (n, dy) = (input.len(), View::new(dy.at(), self.out.dtype()));
-                    let (grid, other) = (Grid::elements(gpu, n), tape.view(other));
-                    kernels::mul_gradient(gpu, grid, grad.view(), dy, other, n, accumulate)?;
-                } else {
-                    let other = tape.f32(other);
-                    for ((g, dy), o) in grad.slice().iter_mut().zip(dy.f32()).zip(other) {
-                        *g = if accumulate { *g + dy * o } else { dy * o };
+                match &backend {
+                    Backend::Cpu => {
+                        let other = tape.f32(other);
+                        for ((g, dy), o) in grad.slice().iter_mut().zip(dy.f32()).zip(other) {
+                            *g = if accumulate { *g + dy * o } else { dy * o };
+                        }
+                    }
+                    Backend::Cuda(gpu) => {
+                        let (n, dy) = (input.len(), View::new(dy.at(), self.out.dtype()));
+                        let (grid, other) = (Grid::elements(gpu, n), tape.view(other));
+                        kernels::mul_gradient(gpu, grid, grad.view(), dy, other, n, accumulate)?;
                     }
                 }
                 tape.put_grad(grad);
@@ -215,11 +245,14 @@ impl Backward for Mul {
 impl Backward for Affine {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(mut dy) = tape.take_grad(self.out) else { return Ok(()) };
-        if let Some(gpu) = tape.gpu() {
-            let (n, dy) = (self.out.len(), View::new(dy.at(), self.out.dtype()));
-            kernels::affine(gpu, Grid::elements(gpu, n), dy, dy, n, self.scale, 0.0)?;
-        } else {
-            cpu::chunks_mut(dy.f32_mut(), CHUNK, |_, dy| dy.iter_mut().for_each(|d| *d *= self.scale));
+        match tape.backend() {
+            Backend::Cpu => {
+                cpu::chunks_mut(dy.f32_mut(), CHUNK, |_, dy| dy.iter_mut().for_each(|d| *d *= self.scale));
+            }
+            Backend::Cuda(gpu) => {
+                let (n, dy) = (self.out.len(), View::new(dy.at(), self.out.dtype()));
+                kernels::affine(&gpu, Grid::elements(&gpu, n), dy, dy, n, self.scale, 0.0)?;
+            }
         }
         tape.hand_grad(self.x, dy, self.out.dtype())
     }
@@ -229,25 +262,32 @@ impl Backward for Mean {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
         if let Some(mut grad) = tape.grad(self.x)? {
-            let accumulate = grad.accumulate;
-            if let Some(gpu) = tape.gpu() {
-                let (weights, total) = (tape.view_of(self.weights), tape.at(self.total));
-                let (n, dx) = (self.x.len(), grad.view());
-                let grid = Grid::elements(gpu, n);
-                kernels::mean_gradient(gpu, grid, dx, weights, dy.at(), total, n, accumulate)?;
-            } else {
-                let total = tape.f32(self.total)[0];
-                let share = if total == 0.0 { 0.0 } else { dy.f32()[0] / total };
-                let weights = self.weights.map(|w| tape.f32(w));
-                for (i, g) in grad.slice().iter_mut().enumerate() {
-                    let value = share * weights.map_or(1.0, |w| w[i]);
-                    *g = if accumulate { *g + value } else { value };
-                }
+            match tape.backend() {
+                Backend::Cpu => self.cpu_gradient(tape, &dy, &mut grad),
+                Backend::Cuda(gpu) => self.gpu_gradient(tape, &gpu, &dy, &grad)?,
             }
             tape.put_grad(grad);
         }
         tape.give_back(dy);
         Ok(())
+    }
+}
+
+impl Mean {
+    fn cpu_gradient(&self, tape: &Tape, dy: &Block, grad: &mut Grad) {
+        let (total, accumulate) = (tape.f32(self.total)[0], grad.accumulate);
+        let share = if total == 0.0 { 0.0 } else { dy.f32()[0] / total };
+        let weights = self.weights.map(|w| tape.f32(w));
+        for (i, g) in grad.slice().iter_mut().enumerate() {
+            let value = share * weights.map_or(1.0, |w| w[i]);
+            *g = if accumulate { *g + value } else { value };
+        }
+    }
+
+    fn gpu_gradient(&self, tape: &Tape, gpu: &Gpu, dy: &Block, grad: &Grad) -> Result<()> {
+        let (weights, total, n) = (tape.view_of(self.weights), tape.at(self.total), self.x.len());
+        let (grid, dx) = (Grid::elements(gpu, n), grad.view());
+        kernels::mean_gradient(gpu, grid, dx, weights, dy.at(), total, n, grad.accumulate)
     }
 }
 

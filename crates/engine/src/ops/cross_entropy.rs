@@ -1,17 +1,26 @@
-use super::Backward;
+//! Mean cross-entropy of softmax(logits) with integer labels.
+
+use super::{Backward, launches};
+use crate::backend::Backend;
 use crate::cpu::{self, math, multiversion};
-use crate::cuda::{Grid, kernels};
+use crate::cuda::{Gpu, Grid, kernels};
+use crate::memory::Block;
+use crate::tape::Grad;
 use crate::{DType, Error, Result, Tape, Tensor};
 
-/// Mean cross-entropy of softmax(logits) with integer labels.
 pub(crate) struct CrossEntropy {
     logits: Tensor,
     labels: Tensor,
+    saved: Saved,
+    out: Tensor,
+}
+
+/// What the gradient needs beside the inputs.
+struct Saved {
     /// The logarithm of each row's softmax denominator.
     normaliser: Tensor,
     /// Labels that count.
     counted: Tensor,
-    out: Tensor,
 }
 
 const OP: &str = "cross-entropy";
@@ -27,10 +36,20 @@ impl Tape {
             let rule = "logits are [.., C] and labels [..]";
             return Err(Error::ShapeMismatch { op: OP, lhs: logits.shape(), rhs: labels.shape(), rule });
         }
-        let (rows, classes) = (logits.shape().rows(), logits.shape().last());
-        if self.gpu().is_some() {
-            return self.gpu_cross_entropy(logits, labels);
+        let (out, saved) = match self.backend() {
+            Backend::Cpu => self.cpu_cross_entropy(logits, labels)?,
+            Backend::Cuda(gpu) => self.gpu_cross_entropy(&gpu, logits, labels)?,
+        };
+        let needs_grad = self.needs_grad(logits);
+        let out = self.push(out, [], DType::F32, needs_grad);
+        if needs_grad {
+            self.record(CrossEntropy { logits, labels, saved, out });
         }
+        Ok(out)
+    }
+
+    fn cpu_cross_entropy(&mut self, logits: Tensor, labels: Tensor) -> Result<(Block, Saved)> {
+        let (rows, classes) = (logits.shape().rows(), logits.shape().last());
         let labels_v = self.i32(labels);
         if let Some(position) = labels_v.iter().position(|&l| l >= classes as i32) {
             let index = i64::from(labels_v[position]);
@@ -45,93 +64,85 @@ impl Tape {
                 *out = log_sum_exp(&logits_v[row * classes..(row + 1) * classes]);
             }
         });
-        let labels_v = self.i32(labels);
         let (mut sum, mut count) = (0.0f64, 0usize);
-        for (row, &label) in labels_v.iter().enumerate() {
+        for (row, &label) in self.i32(labels).iter().enumerate() {
             if label >= 0 {
                 sum += f64::from(normaliser.f32()[row] - logits_v[row * classes + label as usize]);
                 count += 1;
             }
         }
-        let mut out = self.alloc(1, DType::F32)?;
+        let (mut out, mut counted) = (self.alloc(1, DType::F32)?, self.alloc(1, DType::F32)?);
         out.f32_mut()[0] = (sum / count.max(1) as f64) as f32;
-        let mut counted = self.alloc(1, DType::F32)?;
         counted.f32_mut()[0] = count as f32;
-        let needs_grad = self.needs_grad(logits);
         let normaliser = self.push(normaliser, [rows], DType::F32, false);
         let counted = self.push(counted, [1], DType::F32, false);
-        let out = self.push(out, [], DType::F32, needs_grad);
-        if needs_grad {
-            self.record(CrossEntropy { logits, labels, normaliser, counted, out });
-        }
-        Ok(out)
+        Ok((out, Saved { normaliser, counted }))
     }
 
-    fn gpu_cross_entropy(&mut self, logits: Tensor, labels: Tensor) -> Result<Tensor> {
+    fn gpu_cross_entropy(&mut self, gpu: &Gpu, logits: Tensor, labels: Tensor) -> Result<(Block, Saved)> {
         let (rows, classes) = (logits.shape().rows(), logits.shape().last());
-        self.gpu_check_indices(OP, labels, i32::MIN, classes)?;
-        let normaliser = self.gpu_row_normalisers(logits)?;
+        launches::check_indices(self, gpu, OP, labels, i32::MIN, classes)?;
+        let normaliser = launches::row_normalisers(self, gpu, logits)?;
         let (out, counted) = (self.alloc(1, DType::F32)?, self.alloc(1, DType::F32)?);
-        let count = self.parts(rows);
+        let count = Grid::parts(gpu, rows);
         let sums = self.scratch(4 * count)?;
-        if let Some(gpu) = self.gpu() {
-            let (grid, labels, normaliser) = (Grid::blocks(count), self.at(labels), self.at(normaliser));
-            let logits = self.view(logits);
-            kernels::cross_entropy(gpu, grid, logits, labels, normaliser, sums.at(), rows, classes)?;
-            kernels::mean_of_parts(gpu, Grid::blocks(1), sums.at(), count, out.at(), counted.at())?;
-        }
+        let (grid, logits, labels) = (Grid::blocks(count), self.view(logits), self.at(labels));
+        kernels::cross_entropy(gpu, grid, logits, labels, self.at(normaliser), sums.at(), rows, classes)?;
+        kernels::mean_of_parts(gpu, Grid::blocks(1), sums.at(), count, out.at(), counted.at())?;
         self.give_back(sums);
-        let needs_grad = self.needs_grad(logits);
         let counted = self.push(counted, [1], DType::F32, false);
-        let out = self.push(out, [], DType::F32, needs_grad);
-        if needs_grad {
-            self.record(CrossEntropy { logits, labels, normaliser, counted, out });
-        }
-        Ok(out)
+        Ok((out, Saved { normaliser, counted }))
     }
 }
 
 impl Backward for CrossEntropy {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        let classes = self.logits.shape().last();
         if let Some(mut grad) = tape.grad(self.logits)? {
-            let accumulate = grad.accumulate;
-            if let Some(gpu) = tape.gpu() {
-                kernels::cross_entropy_gradient(
-                    gpu,
-                    Grid::elements(gpu, self.logits.len()),
-                    grad.view(),
-                    tape.view(self.logits),
-                    tape.at(self.labels),
-                    tape.at(self.normaliser),
-                    tape.at(self.counted),
-                    dy.at(),
-                    classes,
-                    self.logits.len(),
-                    accumulate,
-                )?;
-                tape.put_grad(grad);
-                tape.give_back(dy);
-                return Ok(());
+            match tape.backend() {
+                Backend::Cpu => self.cpu_gradient(tape, &dy, &mut grad),
+                Backend::Cuda(gpu) => self.gpu_gradient(tape, &gpu, &dy, &grad)?,
             }
-            let weight = dy.f32()[0] / tape.f32(self.counted)[0].max(1.0);
-            let (logits, labels) = (tape.f32(self.logits), tape.i32(self.labels));
-            let normaliser = tape.f32(self.normaliser);
-            cpu::chunks_mut(grad.slice(), classes, |row, grad| {
-                let line = &logits[row * classes..(row + 1) * classes];
-                if !accumulate {
-                    grad.fill(0.0);
-                }
-                if let Ok(label) = usize::try_from(labels[row]) {
-                    add_softmax(line, normaliser[row], weight, grad);
-                    grad[label] -= weight;
-                }
-            });
             tape.put_grad(grad);
         }
         tape.give_back(dy);
         Ok(())
+    }
+}
+
+impl CrossEntropy {
+    fn cpu_gradient(&self, tape: &Tape, dy: &Block, grad: &mut Grad) {
+        let (classes, accumulate) = (self.logits.shape().last(), grad.accumulate);
+        let weight = dy.f32()[0] / tape.f32(self.saved.counted)[0].max(1.0);
+        let (logits, labels) = (tape.f32(self.logits), tape.i32(self.labels));
+        let normaliser = tape.f32(self.saved.normaliser);
+        cpu::chunks_mut(grad.slice(), classes, |row, grad| {
+            let line = &logits[row * classes..(row + 1) * classes];
+            if !accumulate {
+                grad.fill(0.0);
+            }
+            if let Ok(label) = usize::try_from(labels[row]) {
+                add_softmax(line, normaliser[row], weight, grad);
+                grad[label] -= weight;
+            }
+        });
+    }
+
+    fn gpu_gradient(&self, tape: &Tape, gpu: &Gpu, dy: &Block, grad: &Grad) -> Result<()> {
+        let (n, classes) = (self.logits.len(), self.logits.shape().last());
+        kernels::cross_entropy_gradient(
+            gpu,
+            Grid::elements(gpu, n),
+            grad.view(),
+            tape.view(self.logits),
+            tape.at(self.labels),
+            tape.at(self.saved.normaliser),
+            tape.at(self.saved.counted),
+            dy.at(),
+            classes,
+            n,
+            grad.accumulate,
+        )
     }
 }
 

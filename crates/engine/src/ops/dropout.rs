@@ -1,10 +1,14 @@
+//! Dropout: x * mask / (1 - rate), plus a residual. The mask is drawn again for the gradient, not stored.
+
 use super::Backward;
+use crate::backend::Backend;
 use crate::cpu::{self, multiversion};
 use crate::cuda::{Gpu, Grid, View, kernels};
+use crate::memory::Block;
 use crate::rng::{BATCH, Site, unit};
-use crate::{Error, Result, Tape, Tensor};
+use crate::tape::Grad;
+use crate::{DType, Error, Result, Tape, Tensor};
 
-/// x * mask / (1 - rate), plus a residual. The mask is drawn again for the gradient, not stored.
 pub(crate) struct Dropout {
     x: Tensor,
     residual: Option<Tensor>,
@@ -61,19 +65,9 @@ impl Tape {
         }
         let dtype = residual.map_or(x.dtype(), |r| self.joint(&[x, r]));
         let mut out = self.alloc(x.len(), dtype)?;
-        if let Some(gpu) = self.gpu() {
-            let to = View::new(out.at(), dtype);
-            launch(gpu, to, self.view(x), self.view_of(residual), x.len(), rate, self.state(), site, false)?;
-        } else {
-            let (xv, rv) = (self.f32(x), residual.map(|r| self.f32(r)));
-            cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
-                let range = i * CHUNK..i * CHUNK + out.len();
-                match rv {
-                    Some(residual) => out.copy_from_slice(&residual[range.clone()]),
-                    None => out.fill(0.0),
-                }
-                add_dropped(site, range.start, rate, &xv[range], out);
-            });
+        match self.backend() {
+            Backend::Cpu => self.cpu_dropout(x, residual, rate, site, &mut out),
+            Backend::Cuda(gpu) => self.gpu_dropout(&gpu, x, residual, rate, site, (&out, dtype))?,
         }
         let needs_grad = self.needs_grad(x) || residual.is_some_and(|r| self.needs_grad(r));
         let out = self.push(out, x.shape(), dtype, needs_grad);
@@ -82,25 +76,41 @@ impl Tape {
         }
         Ok(out)
     }
+
+    fn cpu_dropout(&self, x: Tensor, residual: Option<Tensor>, rate: f32, site: Site, out: &mut Block) {
+        let (xv, rv) = (self.f32(x), residual.map(|r| self.f32(r)));
+        cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
+            let range = i * CHUNK..i * CHUNK + out.len();
+            match rv {
+                Some(residual) => out.copy_from_slice(&residual[range.clone()]),
+                None => out.fill(0.0),
+            }
+            add_dropped(site, range.start, rate, &xv[range], out);
+        });
+    }
+
+    fn gpu_dropout(
+        &self,
+        gpu: &Gpu,
+        x: Tensor,
+        residual: Option<Tensor>,
+        rate: f32,
+        site: Site,
+        (out, dtype): (&Block, DType),
+    ) -> Result<()> {
+        let (n, to) = (x.len(), View::new(out.at(), dtype));
+        let (grid, residual, site) = (Grid::elements(gpu, n), self.view_of(residual), site.number() as usize);
+        kernels::dropout(gpu, grid, to, self.view(x), residual, n, rate, self.state(), site, false)
+    }
 }
 
 impl Backward for Dropout {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
         if let Some(mut dx) = tape.grad(self.x)? {
-            let accumulate = dx.accumulate;
-            if let Some(gpu) = tape.gpu() {
-                let (n, d) = (self.x.len(), View::new(dy.at(), self.out.dtype()));
-                let state = tape.state();
-                launch(gpu, dx.view(), d, View::NOTHING, n, self.rate, state, self.site, accumulate)?;
-            } else {
-                cpu::chunks_mut(dx.slice(), CHUNK, |i, dx| {
-                    if !accumulate {
-                        dx.fill(0.0);
-                    }
-                    let range = i * CHUNK..i * CHUNK + dx.len();
-                    add_dropped(self.site, range.start, self.rate, &dy.f32()[range], dx);
-                });
+            match tape.backend() {
+                Backend::Cpu => self.cpu_gradient(&dy, &mut dx),
+                Backend::Cuda(gpu) => self.gpu_gradient(tape, &gpu, &dy, &dx)?,
             }
             tape.put_grad(dx);
         }
@@ -108,19 +118,23 @@ impl Backward for Dropout {
     }
 }
 
-fn launch(
-    gpu: &Gpu,
-    out: View,
-    x: View,
-    residual: View,
-    n: usize,
-    rate: f32,
-    state: u64,
-    site: Site,
-    add: bool,
-) -> Result<()> {
-    let (grid, site) = (Grid::elements(gpu, n), site.number() as usize);
-    kernels::dropout(gpu, grid, out, x, residual, n, rate, state, site, add)
+impl Dropout {
+    fn cpu_gradient(&self, dy: &Block, dx: &mut Grad) {
+        let accumulate = dx.accumulate;
+        cpu::chunks_mut(dx.slice(), CHUNK, |i, dx| {
+            if !accumulate {
+                dx.fill(0.0);
+            }
+            let range = i * CHUNK..i * CHUNK + dx.len();
+            add_dropped(self.site, range.start, self.rate, &dy.f32()[range], dx);
+        });
+    }
+
+    fn gpu_gradient(&self, tape: &Tape, gpu: &Gpu, dy: &Block, dx: &Grad) -> Result<()> {
+        let (n, d) = (self.x.len(), View::new(dy.at(), self.out.dtype()));
+        let (grid, none, site) = (Grid::elements(gpu, n), View::NOTHING, self.site.number() as usize);
+        kernels::dropout(gpu, grid, dx.view(), d, none, n, self.rate, tape.state(), site, dx.accumulate)
+    }
 }
 
 /// out += x * mask / (1 - rate), for elements `start..` of the draw.

@@ -1,6 +1,10 @@
-use super::Backward;
-use crate::cuda::{Grid, View, kernels};
-use crate::tape::add_or_set;
+//! Embeddings: rows of a table by index, and rows of a position table added along time.
+
+use super::{Backward, launches};
+use crate::backend::Backend;
+use crate::cuda::{Gpu, Grid, View, kernels};
+use crate::memory::Block;
+use crate::tape::{Grad, add_or_set};
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// Rows of a table.
@@ -35,31 +39,15 @@ impl Tape {
         self.check_f32(EMBEDDING, &[table])?;
         self.check_not_empty(EMBEDDING, &[table])?;
         self.check(EMBEDDING, indices, DType::I32)?;
-        let &[rows, width] = table.dims() else {
+        let &[_, width] = table.dims() else {
             return Err(Error::BadShape { op: EMBEDDING, shape: table.shape(), rule: "a table is [V, D]" });
         };
         let shape = indices.shape().appended(width)?;
         let dtype = self.float();
         let mut out = self.alloc(shape.len(), dtype)?;
-        if let Some(gpu) = self.gpu() {
-            kernels::look_up(
-                gpu,
-                Grid::elements(gpu, shape.len()),
-                View::new(out.at(), dtype),
-                self.view(table),
-                self.at(indices),
-                width,
-                rows,
-                shape.len(),
-                gpu.op(EMBEDDING),
-                gpu.fault(),
-            )?;
-        } else {
-            let (table_v, indices_v) = (self.f32(table), self.i32(indices));
-            check_indices(EMBEDDING, indices_v, rows)?;
-            for (out, &index) in out.f32_mut().chunks_exact_mut(width).zip(indices_v) {
-                out.copy_from_slice(&table_v[index as usize * width..][..width]);
-            }
+        match self.backend() {
+            Backend::Cpu => self.cpu_embedding(table, indices, &mut out)?,
+            Backend::Cuda(gpu) => self.gpu_embedding(&gpu, table, indices, &out)?,
         }
         let needs_grad = self.needs_grad(table);
         let out = self.push(out, shape, dtype, needs_grad);
@@ -67,6 +55,23 @@ impl Tape {
             self.record(Embedding { table, indices, out });
         }
         Ok(out)
+    }
+
+    fn cpu_embedding(&self, table: Tensor, indices: Tensor, out: &mut Block) -> Result<()> {
+        let (rows, width) = (table.dims()[0], table.dims()[1]);
+        let (table, indices) = (self.f32(table), self.i32(indices));
+        check_indices(EMBEDDING, indices, rows)?;
+        for (out, &index) in out.f32_mut().chunks_exact_mut(width).zip(indices) {
+            out.copy_from_slice(&table[index as usize * width..][..width]);
+        }
+        Ok(())
+    }
+
+    fn gpu_embedding(&self, gpu: &Gpu, table: Tensor, indices: Tensor, out: &Block) -> Result<()> {
+        let (rows, width) = (table.dims()[0], table.dims()[1]);
+        let (n, to) = (indices.len() * width, View::new(out.at(), self.float()));
+        let (grid, table, at) = (Grid::elements(gpu, n), self.view(table), self.at(indices));
+        kernels::look_up(gpu, grid, to, table, at, width, rows, n, gpu.op(EMBEDDING), gpu.fault())
     }
 
     /// table[index] + positions[start + t]: table [V, D], indices i32 [B, T], positions [P, D] -> [B, T, D]
@@ -77,41 +82,58 @@ impl Tape {
         positions: Tensor,
         start: usize,
     ) -> Result<Tensor> {
+        match self.backend() {
+            Backend::Cuda(gpu) if self.fuses_embedding(table, indices, positions, start) => {
+                self.fused_embedding(&gpu, table, indices, positions, start)
+            }
+            // Invalid input takes this path too: the single ops report the error.
+            _ => {
+                let x = self.embedding(table, indices)?;
+                self.add_positions(x, positions, start)
+            }
+        }
+    }
+
+    /// Whether one kernel can do both: valid input in f32, no gradient, and rows of whole quads.
+    fn fuses_embedding(&self, table: Tensor, indices: Tensor, positions: Tensor, start: usize) -> bool {
         let fits = match (table.dims(), indices.dims(), positions.dims()) {
             (&[_, width], &[_, time], &[limit, p]) => {
                 width == p && width % 4 == 0 && start.saturating_add(time) <= limit
             }
             _ => false,
         };
-        let plain = self.check_exact(EMBEDDING, &[table, positions]).is_ok()
+        fits && self.check_exact(EMBEDDING, &[table, positions]).is_ok()
             && self.check(EMBEDDING, indices, DType::I32).is_ok()
             && table.len() > 0
             && indices.len() > 0
-            && !self.any_needs_grad(&[table, positions]);
-        if self.gpu().is_none() || !fits || !plain {
-            // Invalid input takes this path too: the single ops report the error.
-            let x = self.embedding(table, indices)?;
-            return self.add_positions(x, positions, start);
-        }
+            && !self.any_needs_grad(&[table, positions])
+    }
+
+    fn fused_embedding(
+        &mut self,
+        gpu: &Gpu,
+        table: Tensor,
+        indices: Tensor,
+        positions: Tensor,
+        start: usize,
+    ) -> Result<Tensor> {
         let (dtype, width) = (self.float(), table.shape().last());
         let shape = indices.shape().appended(width)?;
         let out = self.alloc(shape.len(), dtype)?;
-        if let Some(gpu) = self.gpu() {
-            kernels::decode_embed(
-                gpu,
-                Grid { threads: 128, ..Grid::blocks((shape.len() / 4).div_ceil(128)) },
-                View::new(out.at(), dtype),
-                self.at(table),
-                self.at(indices),
-                self.at(positions) + (4 * start * width) as u64,
-                width,
-                table.dims()[0],
-                indices.shape().last() * width,
-                shape.len(),
-                gpu.op(EMBEDDING),
-                gpu.fault(),
-            )?;
-        }
+        kernels::decode_embed(
+            gpu,
+            Grid { threads: 128, ..Grid::blocks((shape.len() / 4).div_ceil(128)) },
+            View::new(out.at(), dtype),
+            self.at(table),
+            self.at(indices),
+            self.at(positions) + (4 * start * width) as u64,
+            width,
+            table.dims()[0],
+            indices.shape().last() * width,
+            shape.len(),
+            gpu.op(EMBEDDING),
+            gpu.fault(),
+        )?;
         Ok(self.push(out, shape, dtype, false))
     }
 
@@ -133,16 +155,9 @@ impl Tape {
         }
         let dtype = self.float();
         let mut out = self.alloc(x.len(), dtype)?;
-        if let Some(gpu) = self.gpu() {
-            let (n, to, from) = (x.len(), View::new(out.at(), dtype), self.view(x));
-            let (grid, table) = (Grid::elements(gpu, n), self.view(table));
-            kernels::add_positions(gpu, grid, to, from, table, start * width, time * width, n)?;
-        } else {
-            out.f32_mut().copy_from_slice(self.f32(x));
-            let positions = &self.f32(table)[start * width..(start + time) * width];
-            for line in out.f32_mut().chunks_exact_mut((time * width).max(1)) {
-                line.iter_mut().zip(positions).for_each(|(o, p)| *o += p);
-            }
+        match self.backend() {
+            Backend::Cpu => self.cpu_add_positions(x, table, start, &mut out),
+            Backend::Cuda(gpu) => self.gpu_add_positions(&gpu, x, table, start, &out)?,
         }
         let needs_grad = self.any_needs_grad(&[x, table]);
         let out = self.push(out, x.shape(), dtype, needs_grad);
@@ -151,25 +166,46 @@ impl Tape {
         }
         Ok(out)
     }
+
+    fn cpu_add_positions(&self, x: Tensor, table: Tensor, start: usize, out: &mut Block) {
+        let (time, width) = (x.dims()[1], x.dims()[2]);
+        out.f32_mut().copy_from_slice(self.f32(x));
+        let positions = &self.f32(table)[start * width..(start + time) * width];
+        for line in out.f32_mut().chunks_exact_mut((time * width).max(1)) {
+            line.iter_mut().zip(positions).for_each(|(o, p)| *o += p);
+        }
+    }
+
+    fn gpu_add_positions(
+        &self,
+        gpu: &Gpu,
+        x: Tensor,
+        table: Tensor,
+        start: usize,
+        out: &Block,
+    ) -> Result<()> {
+        let (n, time, width) = (x.len(), x.dims()[1], x.dims()[2]);
+        let (to, from, table) = (View::new(out.at(), self.float()), self.view(x), self.view(table));
+        let grid = Grid::elements(gpu, n);
+        kernels::add_positions(gpu, grid, to, from, table, start * width, time * width, n)
+    }
 }
 
 impl Backward for Embedding {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        let width = self.table.shape().last();
-        if tape.gpu().is_some() {
-            let entries = self.table.dims()[0];
-            let d = View::new(dy.at(), self.out.dtype());
-            let (parts, splits) = tape.gpu_scatter(d, self.indices, entries, width)?;
-            if let Some(grad) = tape.grad(self.table)? {
-                let columns = entries * width;
-                tape.gpu_join_columns(grad.view(), &parts, 0, splits, columns, columns, grad.accumulate)?;
-                tape.put_grad(grad);
-            }
-            tape.give_back(parts);
-            tape.give_back(dy);
-            return Ok(());
+        match tape.backend() {
+            Backend::Cpu => self.cpu_backward(tape, &dy)?,
+            Backend::Cuda(gpu) => self.gpu_backward(tape, &gpu, &dy)?,
         }
+        tape.give_back(dy);
+        Ok(())
+    }
+}
+
+impl Embedding {
+    fn cpu_backward(&self, tape: &mut Tape, dy: &Block) -> Result<()> {
+        let width = self.table.shape().last();
         if let Some(mut grad) = tape.grad(self.table)? {
             let accumulate = grad.accumulate;
             let indices = tape.i32(self.indices);
@@ -184,7 +220,19 @@ impl Backward for Embedding {
             }
             tape.put_grad(grad);
         }
-        tape.give_back(dy);
+        Ok(())
+    }
+
+    fn gpu_backward(&self, tape: &mut Tape, gpu: &Gpu, dy: &Block) -> Result<()> {
+        let (entries, width) = (self.table.dims()[0], self.table.dims()[1]);
+        let d = View::new(dy.at(), self.out.dtype());
+        let (parts, splits) = launches::scatter(tape, gpu, d, self.indices, entries, width)?;
+        if let Some(grad) = tape.grad(self.table)? {
+            let (columns, add) = (entries * width, grad.accumulate);
+            launches::join_columns(gpu, grad.view(), &parts, 0, splits, columns, columns, add)?;
+            tape.put_grad(grad);
+        }
+        tape.give_back(parts);
         Ok(())
     }
 }
@@ -192,30 +240,38 @@ impl Backward for Embedding {
 impl Backward for AddPositions {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        let (time, width) = (self.x.dims()[1], self.x.dims()[2]);
         if let Some(mut grad) = tape.grad(self.table)? {
-            let accumulate = grad.accumulate;
-            if let Some(gpu) = tape.gpu() {
-                let (size, columns) = (grad.dtype().size(), time * width);
-                if !accumulate {
-                    gpu.fill_bytes(grad.at(), 0, self.table.len() * size)?;
-                }
-                let rows = View::new(grad.at() + (self.start * width * size) as u64, grad.dtype());
-                let d = View::new(dy.at(), self.out.dtype());
-                tape.gpu_column_sums(d, self.x.dims()[0], columns, rows, true)?;
-            } else {
-                let table = grad.slice();
-                if !accumulate {
-                    table.fill(0.0);
-                }
-                let rows = &mut table[self.start * width..(self.start + time) * width];
-                for line in dy.f32().chunks_exact((time * width).max(1)) {
-                    add_or_set(rows, line, true);
-                }
+            match tape.backend() {
+                Backend::Cpu => self.cpu_gradient(&dy, &mut grad),
+                Backend::Cuda(gpu) => self.gpu_gradient(tape, &gpu, &dy, &grad)?,
             }
             tape.put_grad(grad);
         }
         tape.hand_grad(self.x, dy, self.out.dtype())
+    }
+}
+
+impl AddPositions {
+    fn cpu_gradient(&self, dy: &Block, grad: &mut Grad) {
+        let (time, width, accumulate) = (self.x.dims()[1], self.x.dims()[2], grad.accumulate);
+        let table = grad.slice();
+        if !accumulate {
+            table.fill(0.0);
+        }
+        let rows = &mut table[self.start * width..(self.start + time) * width];
+        for line in dy.f32().chunks_exact((time * width).max(1)) {
+            add_or_set(rows, line, true);
+        }
+    }
+
+    fn gpu_gradient(&self, tape: &mut Tape, gpu: &Gpu, dy: &Block, grad: &Grad) -> Result<()> {
+        let (time, width, size) = (self.x.dims()[1], self.x.dims()[2], grad.dtype().size());
+        if !grad.accumulate {
+            gpu.fill_bytes(grad.at(), 0, self.table.len() * size)?;
+        }
+        let rows = View::new(grad.at() + (self.start * width * size) as u64, grad.dtype());
+        let d = View::new(dy.at(), self.out.dtype());
+        launches::column_sums(tape, gpu, d, self.x.dims()[0], time * width, rows, true)
     }
 }
 

@@ -1,5 +1,9 @@
+//! Bytes and integers as numbers.
+
+use crate::backend::Backend;
 use crate::cpu;
-use crate::cuda::{Grid, View, kernels};
+use crate::cuda::{Gpu, Grid, View, kernels};
+use crate::memory::Block;
 use crate::{DType, Result, Tape, Tensor};
 
 impl Tape {
@@ -8,31 +12,41 @@ impl Tape {
         self.check("frames", x, DType::U8)?;
         let dtype = self.float();
         let mut out = self.alloc(x.len(), dtype)?;
-        if let Some(gpu) = self.gpu() {
-            let (n, to) = (x.len(), View::new(out.at(), dtype));
-            kernels::from_bytes(gpu, Grid::elements(gpu, n), to, self.at(x), n, scale, shift)?;
-        } else {
-            let bytes = self.u8(x);
-            const CHUNK: usize = 1 << 14;
-            cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
-                for (o, b) in out.iter_mut().zip(&bytes[i * CHUNK..]) {
-                    *o = f32::from(*b) * scale + shift;
-                }
-            });
+        match self.backend() {
+            Backend::Cpu => self.cpu_frames(x, scale, shift, &mut out),
+            Backend::Cuda(gpu) => self.gpu_frames(&gpu, x, scale, shift, &out)?,
         }
         Ok(self.push(out, x.shape(), dtype, false))
+    }
+
+    fn cpu_frames(&self, x: Tensor, scale: f32, shift: f32, out: &mut Block) {
+        const CHUNK: usize = 1 << 14;
+        let bytes = self.u8(x);
+        cpu::chunks_mut(out.f32_mut(), CHUNK, |i, out| {
+            for (o, b) in out.iter_mut().zip(&bytes[i * CHUNK..]) {
+                *o = f32::from(*b) * scale + shift;
+            }
+        });
+    }
+
+    fn gpu_frames(&self, gpu: &Gpu, x: Tensor, scale: f32, shift: f32, out: &Block) -> Result<()> {
+        let (n, to) = (x.len(), View::new(out.at(), self.float()));
+        kernels::from_bytes(gpu, Grid::elements(gpu, n), to, self.at(x), n, scale, shift)
     }
 
     /// Integers (classes, flags) to numbers: x * scale + shift.
     pub fn integers(&mut self, x: Tensor, scale: f32, shift: f32) -> Result<Tensor> {
         self.check("integers", x, DType::I32)?;
         let mut out = self.alloc(x.len(), DType::F32)?;
-        if let Some(gpu) = self.gpu() {
-            let (n, to) = (x.len(), View::new(out.at(), DType::F32));
-            kernels::from_integers(gpu, Grid::elements(gpu, n), to, self.at(x), n, scale, shift)?;
-        } else {
-            for (o, x) in out.f32_mut().iter_mut().zip(self.i32(x)) {
-                *o = *x as f32 * scale + shift;
+        match self.backend() {
+            Backend::Cpu => {
+                for (o, x) in out.f32_mut().iter_mut().zip(self.i32(x)) {
+                    *o = *x as f32 * scale + shift;
+                }
+            }
+            Backend::Cuda(gpu) => {
+                let (n, to) = (x.len(), View::new(out.at(), DType::F32));
+                kernels::from_integers(&gpu, Grid::elements(&gpu, n), to, self.at(x), n, scale, shift)?;
             }
         }
         Ok(self.push(out, x.shape(), DType::F32, false))

@@ -1,6 +1,7 @@
 //! Blocks of image networks: on a GPU one kernel each where images are small and no gradient is asked for.
 
 use super::linear::Activation;
+use crate::backend::Backend;
 use crate::cuda::{Gpu, Grid, kernels};
 use crate::{DType, Error, Result, Stride, Tape, Tensor};
 
@@ -42,10 +43,14 @@ const OWN_SHARED: usize = 10 << 10;
 impl Tape {
     /// x + conv(swish(norm(conv(swish(norm(x)))))): x [B, H, W, C] -> [B, H, W, C]
     pub fn image_residual(&mut self, x: Tensor, block: &ImageResidual) -> Result<Tensor> {
-        if self.fuses_residual(x, block) {
-            return self.fused_residual(x, block);
+        match self.backend() {
+            Backend::Cuda(gpu) if self.fuses_residual(&gpu, x, block) => self.fused_residual(&gpu, x, block),
+            // Invalid input takes this path too: the single ops report the error.
+            _ => self.composed_residual(x, block),
         }
-        // Invalid input takes this path too: the single ops report the error.
+    }
+
+    fn composed_residual(&mut self, x: Tensor, block: &ImageResidual) -> Result<Tensor> {
         let ImageResidual { norms, convolutions, groups, epsilon } = *block;
         let [[gain, shift], [weight, bias]] = [norms[0], convolutions[0]];
         let h = self.group_norm(x, gain, shift, groups, epsilon, true)?;
@@ -57,10 +62,16 @@ impl Tape {
 
     /// x + out(attention(query(h), key(h), value(h))) of every pixel to every pixel, with h = norm(x): x [B, H, W, C] -> [B, H, W, C]
     pub fn image_attention(&mut self, x: Tensor, block: &ImageAttention) -> Result<Tensor> {
-        const OP: &str = "attention block";
-        if self.fuses_attention(x, block) {
-            return self.fused_attention(x, block);
+        match self.backend() {
+            Backend::Cuda(gpu) if self.fuses_attention(&gpu, x, block) => {
+                self.fused_attention(&gpu, x, block)
+            }
+            _ => self.composed_attention(x, block),
         }
+    }
+
+    fn composed_attention(&mut self, x: Tensor, block: &ImageAttention) -> Result<Tensor> {
+        const OP: &str = "attention block";
         let &[batch, height, width, channels] = x.dims() else {
             return Err(Error::BadShape { op: OP, shape: x.shape(), rule: "x is [B, H, W, C]" });
         };
@@ -91,11 +102,7 @@ impl Tape {
             && CHANNELS.is_multiple_of(groups)
     }
 
-    fn has_room(&self, grid: Grid) -> bool {
-        self.gpu().is_some_and(|gpu| grid.shared + OWN_SHARED <= gpu.shared_memory())
-    }
-
-    fn fuses_residual(&self, x: Tensor, block: &ImageResidual) -> bool {
+    fn fuses_residual(&self, gpu: &Gpu, x: Tensor, block: &ImageResidual) -> bool {
         let fits = |[weight, bias]: [Tensor; 2], [gain, shift]: [Tensor; 2]| {
             weight.dims() == [CHANNELS, 3, 3, CHANNELS]
                 && [bias, gain, shift].iter().all(|tensor| tensor.dims() == [CHANNELS])
@@ -103,18 +110,19 @@ impl Tape {
         let tensors = [block.norms.concat(), block.convolutions.concat()].concat();
         self.fuses_image(x, &tensors, block.groups)
             && block.convolutions.into_iter().zip(block.norms).all(|(conv, norm)| fits(conv, norm))
-            && self.has_room(residual_grid(x))
+            && has_room(gpu, residual_grid(x))
     }
 
-    fn fused_residual(&mut self, x: Tensor, block: &ImageResidual) -> Result<Tensor> {
+    fn fused_residual(&mut self, gpu: &Gpu, x: Tensor, block: &ImageResidual) -> Result<Tensor> {
         let params = [block.norms[0], block.convolutions[0], block.norms[1], block.convolutions[1]];
         let &[_, height, width, _] = x.dims() else { unreachable!("checked by fuses_residual") };
         let kernel = if pixels(x) <= 16 { kernels::residual_block_16 } else { kernels::residual_block };
         let (groups, epsilon) = (block.groups, block.epsilon);
         self.image_block(
+            gpu,
             x,
             params,
-            |gpu, out, from, [[gain1, shift1], [w1, b1], [gain2, shift2], [w2, b2]]| {
+            |out, from, [[gain1, shift1], [w1, b1], [gain2, shift2], [w2, b2]]| {
                 let grid = residual_grid(x);
                 kernel(
                     gpu, grid, out, from, gain1, shift1, w1, b1, gain2, shift2, w2, b2, height, width,
@@ -124,7 +132,7 @@ impl Tape {
         )
     }
 
-    fn fuses_attention(&self, x: Tensor, block: &ImageAttention) -> bool {
+    fn fuses_attention(&self, gpu: &Gpu, x: Tensor, block: &ImageAttention) -> bool {
         let linear = [block.query, block.key, block.value, block.out];
         let tensors = [&linear.concat()[..], &block.norm].concat();
         self.fuses_image(x, &tensors, block.groups)
@@ -134,16 +142,17 @@ impl Tape {
             && block.norm.iter().all(|tensor| tensor.dims() == [CHANNELS])
             // Whole tiles.
             && pixels(x).is_multiple_of(16)
-            && self.has_room(attention_grid(x))
+            && has_room(gpu, attention_grid(x))
     }
 
-    fn fused_attention(&mut self, x: Tensor, block: &ImageAttention) -> Result<Tensor> {
+    fn fused_attention(&mut self, gpu: &Gpu, x: Tensor, block: &ImageAttention) -> Result<Tensor> {
         let params = [block.norm, block.query, block.key, block.value, block.out];
         let (groups, epsilon, scale) = (block.groups, block.epsilon, 1.0 / (CHANNELS as f32).sqrt());
         self.image_block(
+            gpu,
             x,
             params,
-            |gpu, out, from, [[gain, shift], [wq, bq], [wk, bk], [wv, bv], [wo, bo]]| {
+            |out, from, [[gain, shift], [wq, bq], [wk, bk], [wv, bv], [wo, bo]]| {
                 let (grid, pixels) = (attention_grid(x), pixels(x));
                 kernels::attention_block(
                     gpu, grid, out, from, gain, shift, wq, bq, wk, bk, wv, bv, wo, bo, pixels, groups,
@@ -157,25 +166,29 @@ impl Tape {
     /// pair of parameters, a weight is needed in bf16.
     fn image_block<const N: usize>(
         &mut self,
+        gpu: &Gpu,
         x: Tensor,
         params: [[Tensor; 2]; N],
-        launch: impl FnOnce(&Gpu, u64, u64, [[u64; 2]; N]) -> Result<()>,
+        launch: impl FnOnce(u64, u64, [[u64; 2]; N]) -> Result<()>,
     ) -> Result<Tensor> {
         let mut operands = Vec::with_capacity(2 * N);
         for tensor in params.into_iter().flatten() {
             let dtype = if tensor.dims().len() > 1 { DType::BF16 } else { DType::F32 };
-            operands.push(self.operand(tensor, dtype)?);
+            operands.push(self.gpu_operand(gpu, tensor, dtype)?);
         }
         let out = self.alloc(x.len(), DType::BF16)?;
-        if let Some(gpu) = self.gpu() {
-            let at = std::array::from_fn(|i| [operands[2 * i].at, operands[2 * i + 1].at]);
-            launch(gpu, out.at(), self.at(x), at)?;
-        }
+        let at = std::array::from_fn(|i| [operands[2 * i].at, operands[2 * i + 1].at]);
+        launch(out.at(), self.at(x), at)?;
         for operand in operands {
             self.release(operand);
         }
         Ok(self.push(out, x.shape(), DType::BF16, false))
     }
+}
+
+/// Whether a block's shared memory suffices.
+fn has_room(gpu: &Gpu, grid: Grid) -> bool {
+    grid.shared + OWN_SHARED <= gpu.shared_memory()
 }
 
 fn pixels(x: Tensor) -> usize {

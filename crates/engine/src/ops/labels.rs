@@ -1,6 +1,8 @@
-//! Labels of sequences, made where they are: padding out, one position on.
+//! Labels of sequences, made on the device: padding ignored, shifted by one position.
 
-use crate::cuda::{Grid, kernels};
+use crate::backend::Backend;
+use crate::cuda::{Gpu, Grid, kernels};
+use crate::memory::Block;
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// A label that no loss counts.
@@ -16,19 +18,26 @@ impl Tape {
             let rule = "labels are [.., K] or [..] for a mask [..]";
             return Err(Error::ShapeMismatch { op: OP, lhs: labels.shape(), rhs: mask.shape(), rule });
         }
-        let each = labels.len() / mask.len().max(1);
         let mut out = self.alloc(labels.len(), DType::I32)?;
-        if let Some(gpu) = self.gpu() {
-            let n = labels.len();
-            let (grid, labels, mask) = (Grid::elements(gpu, n), self.at(labels), self.at(mask));
-            kernels::mask_labels(gpu, grid, out.at(), labels, mask, each, n)?;
-        } else {
-            let (labels_v, mask_v) = (self.i32(labels), self.i32(mask));
-            for (i, (out, label)) in out.all_mut::<i32>().iter_mut().zip(labels_v).enumerate() {
-                *out = if mask_v[i / each] != 0 { *label } else { IGNORED };
-            }
+        match self.backend() {
+            Backend::Cpu => self.cpu_mask_labels(labels, mask, &mut out),
+            Backend::Cuda(gpu) => self.gpu_mask_labels(&gpu, labels, mask, &out)?,
         }
         Ok(self.push(out, labels.shape(), DType::I32, false))
+    }
+
+    fn cpu_mask_labels(&self, labels: Tensor, mask: Tensor, out: &mut Block) {
+        let each = labels.len() / mask.len().max(1);
+        let (labels, mask) = (self.i32(labels), self.i32(mask));
+        for (i, (out, label)) in out.all_mut::<i32>().iter_mut().zip(labels).enumerate() {
+            *out = if mask[i / each] != 0 { *label } else { IGNORED };
+        }
+    }
+
+    fn gpu_mask_labels(&self, gpu: &Gpu, labels: Tensor, mask: Tensor, out: &Block) -> Result<()> {
+        let (n, each) = (labels.len(), labels.len() / mask.len().max(1));
+        let (grid, labels, mask) = (Grid::elements(gpu, n), self.at(labels), self.at(mask));
+        kernels::mask_labels(gpu, grid, out.at(), labels, mask, each, n)
     }
 
     /// Labels for predicting the next element of each row: element t becomes element t + 1, the last "ignore". i32 [.., T] -> [.., T]
@@ -40,14 +49,17 @@ impl Tape {
             return Err(Error::BadShape { op: OP, shape: labels.shape(), rule: "labels are [.., T]" });
         }
         let mut out = self.alloc(labels.len(), DType::I32)?;
-        if let Some(gpu) = self.gpu() {
-            let n = labels.len();
-            kernels::shift_labels(gpu, Grid::elements(gpu, n), out.at(), self.at(labels), time, n)?;
-        } else {
-            let rows = out.all_mut::<i32>().chunks_exact_mut(time).zip(self.i32(labels).chunks_exact(time));
-            for (out, row) in rows {
-                out[..time - 1].copy_from_slice(&row[1..]);
-                out[time - 1] = IGNORED;
+        match self.backend() {
+            Backend::Cpu => {
+                let labels = self.i32(labels).chunks_exact(time);
+                for (out, row) in out.all_mut::<i32>().chunks_exact_mut(time).zip(labels) {
+                    out[..time - 1].copy_from_slice(&row[1..]);
+                    out[time - 1] = IGNORED;
+                }
+            }
+            Backend::Cuda(gpu) => {
+                let n = labels.len();
+                kernels::shift_labels(&gpu, Grid::elements(&gpu, n), out.at(), self.at(labels), time, n)?;
             }
         }
         Ok(self.push(out, labels.shape(), DType::I32, false))

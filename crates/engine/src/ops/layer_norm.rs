@@ -1,11 +1,13 @@
-use super::Backward;
+//! Layer-norm: (x - mean) / sqrt(variance + epsilon) * gain + shift of each row.
+
+use super::{Backward, launches};
+use crate::backend::Backend;
 use crate::cpu::math::lane_sum;
 use crate::cpu::{self, multiversion};
-use crate::cuda::{Grid, View, kernels};
+use crate::cuda::{Gpu, Grid, View, kernels};
 use crate::memory::Block;
 use crate::{DType, Error, Result, Tape, Tensor};
 
-/// Normalisation of each row.
 pub(crate) struct LayerNorm {
     x: Tensor,
     gain: Tensor,
@@ -36,34 +38,9 @@ impl Tape {
         let dtype = self.float();
         let mut out = self.alloc(x.len(), dtype)?;
         let mut statistics = self.alloc(2 * rows, DType::F32)?;
-        if let Some(gpu) = self.gpu() {
-            kernels::layer_norm(
-                gpu,
-                Grid::warps(gpu, rows),
-                View::new(out.at(), dtype),
-                statistics.at(),
-                self.view(x),
-                self.at(gain),
-                self.at(shift),
-                rows,
-                width,
-                epsilon,
-            )?;
-        } else {
-            let (xv, gain_v, shift_v) = (self.f32(x), self.f32(gain), self.f32(shift));
-            cpu::chunks2_mut(
-                (out.f32_mut(), ROWS * width),
-                (statistics.f32_mut(), 2 * ROWS),
-                |i, out, statistics| {
-                    let x = &xv[i * ROWS * width..];
-                    for (r, (out, statistics)) in
-                        out.chunks_exact_mut(width).zip(statistics.chunks_exact_mut(2)).enumerate()
-                    {
-                        let x = &x[r * width..(r + 1) * width];
-                        (statistics[0], statistics[1]) = normalise(x, gain_v, shift_v, epsilon, out);
-                    }
-                },
-            );
+        match self.backend() {
+            Backend::Cpu => self.cpu_layer_norm(x, gain, shift, epsilon, &mut out, &mut statistics),
+            Backend::Cuda(gpu) => self.gpu_layer_norm(&gpu, x, gain, shift, epsilon, &out, &statistics)?,
         }
         let needs_grad = self.any_needs_grad(&[x, gain, shift]);
         let statistics = self.push(statistics, [rows, 2], DType::F32, false);
@@ -73,56 +50,60 @@ impl Tape {
         }
         Ok(out)
     }
-}
 
-impl LayerNorm {
-    fn gpu_backward(self, tape: &mut Tape, dy: Block) -> Result<()> {
-        let (rows, width) = (self.x.shape().rows(), self.x.shape().last());
-        // Two blocks per multiprocessor: each keeps sums for every column.
-        let most = tape.gpu().map_or(1, |gpu| 2 * gpu.processors());
-        let blocks = rows.div_ceil(32).clamp(1, most);
-        let parts = tape.scratch(blocks * 2 * width)?;
-        let (d, statistics) = (View::new(dy.at(), self.out.dtype()), tape.at(self.statistics));
-        if let Some(gpu) = tape.gpu() {
-            let grid = Grid { threads: width.next_multiple_of(32).min(256), ..Grid::blocks(blocks) };
-            kernels::layer_norm_shares(gpu, grid, tape.view(self.x), d, statistics, parts.at(), rows, width)?;
-        }
-        if let Some(dx) = tape.grad(self.x)? {
-            if let Some(gpu) = tape.gpu() {
-                kernels::layer_norm_gradient(
-                    gpu,
-                    Grid::warps(gpu, rows),
-                    dx.view(),
-                    tape.view(self.x),
-                    d,
-                    statistics,
-                    tape.at(self.gain),
-                    rows,
-                    width,
-                    dx.accumulate,
-                )?;
+    fn cpu_layer_norm(
+        &self,
+        x: Tensor,
+        gain: Tensor,
+        shift: Tensor,
+        epsilon: f32,
+        out: &mut Block,
+        statistics: &mut Block,
+    ) {
+        let width = x.shape().last();
+        let (xv, gain, shift) = (self.f32(x), self.f32(gain), self.f32(shift));
+        let (out, statistics) = ((out.f32_mut(), ROWS * width), (statistics.f32_mut(), 2 * ROWS));
+        cpu::chunks2_mut(out, statistics, |i, out, statistics| {
+            let x = &xv[i * ROWS * width..];
+            let rows = out.chunks_exact_mut(width).zip(statistics.chunks_exact_mut(2));
+            for (r, (out, statistics)) in rows.enumerate() {
+                let x = &x[r * width..(r + 1) * width];
+                (statistics[0], statistics[1]) = normalise(x, gain, shift, epsilon, out);
             }
-            tape.put_grad(dx);
-        }
-        for (part, parameter) in [(0, self.shift), (1, self.gain)] {
-            if let Some(grad) = tape.grad(parameter)? {
-                let (first, stride) = (part * width, 2 * width);
-                tape.gpu_join_columns(grad.view(), &parts, first, blocks, stride, width, grad.accumulate)?;
-                tape.put_grad(grad);
-            }
-        }
-        tape.give_back(parts);
-        tape.give_back(dy);
-        Ok(())
+        });
+    }
+
+    fn gpu_layer_norm(
+        &self,
+        gpu: &Gpu,
+        x: Tensor,
+        gain: Tensor,
+        shift: Tensor,
+        epsilon: f32,
+        out: &Block,
+        statistics: &Block,
+    ) -> Result<()> {
+        let (rows, width) = (x.shape().rows(), x.shape().last());
+        let (grid, to) = (Grid::warps(gpu, rows), View::new(out.at(), self.float()));
+        let (gain, shift) = (self.at(gain), self.at(shift));
+        kernels::layer_norm(gpu, grid, to, statistics.at(), self.view(x), gain, shift, rows, width, epsilon)
     }
 }
 
 impl Backward for LayerNorm {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        if tape.gpu().is_some() {
-            return self.gpu_backward(tape, dy);
+        match tape.backend() {
+            Backend::Cpu => self.cpu_backward(tape, &dy)?,
+            Backend::Cuda(gpu) => self.gpu_backward(tape, &gpu, &dy)?,
         }
+        tape.give_back(dy);
+        Ok(())
+    }
+}
+
+impl LayerNorm {
+    fn cpu_backward(&self, tape: &mut Tape, dy: &Block) -> Result<()> {
         let (rows, width) = (self.x.shape().rows(), self.x.shape().last());
         let mut parts = tape.scratch(rows.div_ceil(ROWS) * 2 * width)?;
         {
@@ -133,14 +114,8 @@ impl Backward for LayerNorm {
                 for row in i * ROWS..rows.min((i + 1) * ROWS) {
                     let range = row * width..(row + 1) * width;
                     let dy = &dy.f32()[range.clone()];
-                    parameter_gradients(
-                        &x[range],
-                        dy,
-                        statistics[2 * row],
-                        statistics[2 * row + 1],
-                        gain,
-                        shift,
-                    );
+                    let (mean, inverse) = (statistics[2 * row], statistics[2 * row + 1]);
+                    parameter_gradients(&x[range], dy, mean, inverse, gain, shift);
                 }
             });
         }
@@ -172,7 +147,31 @@ impl Backward for LayerNorm {
             }
         }
         tape.give_back(parts);
-        tape.give_back(dy);
+        Ok(())
+    }
+
+    fn gpu_backward(&self, tape: &mut Tape, gpu: &Gpu, dy: &Block) -> Result<()> {
+        let (rows, width) = (self.x.shape().rows(), self.x.shape().last());
+        // Two blocks per multiprocessor: each keeps sums for every column.
+        let blocks = rows.div_ceil(32).clamp(1, 2 * gpu.processors());
+        let parts = tape.scratch(blocks * 2 * width)?;
+        let (d, statistics) = (View::new(dy.at(), self.out.dtype()), tape.at(self.statistics));
+        let grid = Grid { threads: width.next_multiple_of(32).min(256), ..Grid::blocks(blocks) };
+        kernels::layer_norm_shares(gpu, grid, tape.view(self.x), d, statistics, parts.at(), rows, width)?;
+        if let Some(dx) = tape.grad(self.x)? {
+            let (grid, to, add) = (Grid::warps(gpu, rows), dx.view(), dx.accumulate);
+            let (x, gain) = (tape.view(self.x), tape.at(self.gain));
+            kernels::layer_norm_gradient(gpu, grid, to, x, d, statistics, gain, rows, width, add)?;
+            tape.put_grad(dx);
+        }
+        for (part, parameter) in [(0, self.shift), (1, self.gain)] {
+            if let Some(grad) = tape.grad(parameter)? {
+                let (first, stride, add) = (part * width, 2 * width, grad.accumulate);
+                launches::join_columns(gpu, grad.view(), &parts, first, blocks, stride, width, add)?;
+                tape.put_grad(grad);
+            }
+        }
+        tape.give_back(parts);
         Ok(())
     }
 }

@@ -1,9 +1,13 @@
+//! Errors of pixels: the mean of |a - b| or (a - b)^2.
+
 use super::Backward;
+use crate::backend::Backend;
 use crate::cpu;
-use crate::cuda::{Grid, kernels};
+use crate::cuda::{Gpu, Grid, kernels};
+use crate::memory::Block;
+use crate::tape::Grad;
 use crate::{DType, Error, Result, Tape, Tensor};
 
-/// Mean of |a - b| or (a - b)^2.
 pub(crate) struct PixelError {
     a: Tensor,
     b: Tensor,
@@ -32,27 +36,10 @@ impl Tape {
             return Err(Error::ShapeMismatch { op, lhs: a.shape(), rhs: b.shape(), rule });
         }
         let mut out = self.alloc(1, DType::F32)?;
-        let count = self.parts(a.len());
-        let mut sums = self.scratch(a.len().div_ceil(CHUNK).max(2 * count))?;
-        if let Some(gpu) = self.gpu() {
-            let (grid, x, y, n) = (Grid::blocks(count), self.view(a), self.view(b), a.len());
-            kernels::pixel_error(gpu, grid, x, y, sums.at(), n, squared)?;
-            kernels::sum_of_parts(gpu, Grid::blocks(1), sums.at(), count, 1.0 / n as f64, out.at())?;
-        } else {
-            let (av, bv) = (self.f32(a), self.f32(b));
-            let sums = &mut sums.f32_mut()[..a.len().div_ceil(CHUNK)];
-            cpu::chunks_mut_of(av.len(), sums, 1, |i, part| {
-                let range = i * CHUNK..av.len().min((i + 1) * CHUNK);
-                let pairs = av[range.clone()].iter().zip(&bv[range]);
-                part[0] = match squared {
-                    true => pairs.map(|(a, b)| (a - b) * (a - b)).sum(),
-                    false => pairs.map(|(a, b)| (a - b).abs()).sum(),
-                };
-            });
-            let total: f64 = sums.iter().map(|&p| f64::from(p)).sum();
-            out.f32_mut()[0] = (total / a.len() as f64) as f32;
+        match self.backend() {
+            Backend::Cpu => self.cpu_pixel_error(a, b, squared, &mut out)?,
+            Backend::Cuda(gpu) => self.gpu_pixel_error(&gpu, a, b, squared, &out)?,
         }
-        self.give_back(sums);
         let needs_grad = self.any_needs_grad(&[a, b]);
         let out = self.push(out, [], DType::F32, needs_grad);
         if needs_grad {
@@ -60,40 +47,82 @@ impl Tape {
         }
         Ok(out)
     }
+
+    fn cpu_pixel_error(&mut self, a: Tensor, b: Tensor, squared: bool, out: &mut Block) -> Result<()> {
+        let mut sums = self.scratch(a.len().div_ceil(CHUNK))?;
+        let (av, bv) = (self.f32(a), self.f32(b));
+        cpu::chunks_mut_of(av.len(), sums.f32_mut(), 1, |i, part| {
+            let range = i * CHUNK..av.len().min((i + 1) * CHUNK);
+            let pairs = av[range.clone()].iter().zip(&bv[range]);
+            part[0] = match squared {
+                true => pairs.map(|(a, b)| (a - b) * (a - b)).sum(),
+                false => pairs.map(|(a, b)| (a - b).abs()).sum(),
+            };
+        });
+        let total: f64 = sums.f32().iter().map(|&p| f64::from(p)).sum();
+        out.f32_mut()[0] = (total / a.len() as f64) as f32;
+        self.give_back(sums);
+        Ok(())
+    }
+
+    fn gpu_pixel_error(&mut self, gpu: &Gpu, a: Tensor, b: Tensor, squared: bool, out: &Block) -> Result<()> {
+        let (n, count) = (a.len(), Grid::parts(gpu, a.len()));
+        let sums = self.scratch(2 * count)?;
+        kernels::pixel_error(gpu, Grid::blocks(count), self.view(a), self.view(b), sums.at(), n, squared)?;
+        kernels::sum_of_parts(gpu, Grid::blocks(1), sums.at(), count, 1.0 / n as f64, out.at())?;
+        self.give_back(sums);
+        Ok(())
+    }
 }
 
 impl Backward for PixelError {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
+        let backend = tape.backend();
         for (input, other) in [(self.a, self.b), (self.b, self.a)] {
             if let Some(mut grad) = tape.grad(input)? {
-                let accumulate = grad.accumulate;
-                if let Some(gpu) = tape.gpu() {
-                    let (x, y, n) = (tape.view(input), tape.view(other), input.len());
-                    let (grid, dx, squared) = (Grid::elements(gpu, n), grad.view(), self.squared);
-                    kernels::pixel_error_gradient(gpu, grid, dx, x, y, dy.at(), n, squared, accumulate)?;
-                    tape.put_grad(grad);
-                    continue;
+                match &backend {
+                    Backend::Cpu => self.cpu_gradient(tape, input, other, &dy, &mut grad),
+                    Backend::Cuda(gpu) => self.gpu_gradient(tape, gpu, input, other, &dy, &grad)?,
                 }
-                let (x, y) = (tape.f32(input), tape.f32(other));
-                let weight = dy.f32()[0] / self.a.len() as f32;
-                cpu::chunks_mut(grad.slice(), CHUNK, |i, grad| {
-                    for (j, g) in grad.iter_mut().enumerate() {
-                        let d = x[i * CHUNK + j] - y[i * CHUNK + j];
-                        // The gradient of |d| at 0 is 0.
-                        let slope = match self.squared {
-                            true => 2.0 * d,
-                            false if d == 0.0 => 0.0,
-                            false => d.signum(),
-                        };
-                        *g = if accumulate { *g + weight * slope } else { weight * slope };
-                    }
-                });
                 tape.put_grad(grad);
             }
         }
         tape.give_back(dy);
         Ok(())
+    }
+}
+
+impl PixelError {
+    fn cpu_gradient(&self, tape: &Tape, input: Tensor, other: Tensor, dy: &Block, grad: &mut Grad) {
+        let (x, y, accumulate) = (tape.f32(input), tape.f32(other), grad.accumulate);
+        let weight = dy.f32()[0] / self.a.len() as f32;
+        cpu::chunks_mut(grad.slice(), CHUNK, |i, grad| {
+            for (j, g) in grad.iter_mut().enumerate() {
+                let d = x[i * CHUNK + j] - y[i * CHUNK + j];
+                // The gradient of |d| at 0 is 0.
+                let slope = match self.squared {
+                    true => 2.0 * d,
+                    false if d == 0.0 => 0.0,
+                    false => d.signum(),
+                };
+                *g = if accumulate { *g + weight * slope } else { weight * slope };
+            }
+        });
+    }
+
+    fn gpu_gradient(
+        &self,
+        tape: &Tape,
+        gpu: &Gpu,
+        input: Tensor,
+        other: Tensor,
+        dy: &Block,
+        grad: &Grad,
+    ) -> Result<()> {
+        let (x, y, n) = (tape.view(input), tape.view(other), input.len());
+        let (grid, dx, squared) = (Grid::elements(gpu, n), grad.view(), self.squared);
+        kernels::pixel_error_gradient(gpu, grid, dx, x, y, dy.at(), n, squared, grad.accumulate)
     }
 }
 

@@ -1,16 +1,21 @@
-use super::Backward;
+//! One step of an LSTM: c' = f * c + i * g, h' = o * tanh(c').
+
+use super::{Backward, launches};
+use crate::backend::Backend;
 use crate::cpu::{
     self, Layout, Mat, Start, column_sums, column_sums_scratch_len, gemm, gemm_scratch_len, math,
     multiversion,
 };
-use crate::cuda::{Grid, Matrix, Product, View, kernels};
+use crate::cuda::{Gpu, Grid, Matrix, Product, View, kernels};
 use crate::memory::Block;
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// The state of an LSTM: hidden and cell, [B, H] each.
 #[derive(Clone, Copy, Debug)]
 pub struct Lstm {
+    /// The hidden state h, which is also the output, [B, H].
     pub hidden: Tensor,
+    /// The cell state c, [B, H].
     pub cell: Tensor,
 }
 
@@ -22,6 +27,13 @@ pub(crate) struct LstmCell {
     /// Activated gates, [B, 4H].
     activated: Tensor,
     after: Lstm,
+}
+
+/// What a step computes: activated gates [B, 4H], hidden and cell state [B, H].
+struct Results {
+    activated: Block,
+    hidden: Block,
+    cell: Block,
 }
 
 const OP: &str = "lstm cell";
@@ -53,39 +65,21 @@ impl Tape {
                 });
             }
         }
-        let mut activated = self.alloc(batch * 4 * width, DType::F32)?;
-        let mut hidden = self.alloc(batch * width, DType::F32)?;
-        let mut cell = self.alloc(batch * width, DType::F32)?;
-        if self.gpu().is_some() {
-            self.gpu_lstm(gates, state, weight, bias, [&activated, &hidden, &cell])?;
-        } else {
-            let mut scratch = self.scratch(gemm_scratch_len(batch, 4 * width, width, Layout::Rows))?;
-            {
-                let (h, w) = (self.f32(state.hidden), self.f32(weight));
-                let (a, b) = (Mat::rows(h, width), Mat::transposed(w, width));
-                let start = Start::Bias(self.f32(bias));
-                gemm(batch, 4 * width, width, a, b, activated.f32_mut(), 4 * width, start, scratch.f32_mut());
-            }
-            self.give_back(scratch);
-            let (gates_v, cell_v) = (self.f32(gates), self.f32(state.cell));
-            let rows = activated.f32_mut().chunks_exact_mut(4 * width);
-            for (b, activated) in rows.enumerate() {
-                let state = b * width..(b + 1) * width;
-                step(
-                    &gates_v[b * 4 * width..(b + 1) * 4 * width],
-                    &cell_v[state.clone()],
-                    activated,
-                    &mut hidden.f32_mut()[state.clone()],
-                    &mut cell.f32_mut()[state],
-                );
-            }
+        let mut results = Results {
+            activated: self.alloc(batch * 4 * width, DType::F32)?,
+            hidden: self.alloc(batch * width, DType::F32)?,
+            cell: self.alloc(batch * width, DType::F32)?,
+        };
+        match self.backend() {
+            Backend::Cpu => self.cpu_lstm(gates, state, weight, bias, &mut results)?,
+            Backend::Cuda(gpu) => self.gpu_lstm(&gpu, gates, state, weight, bias, &results)?,
         }
         let needs_grad = self.any_needs_grad(&[gates, state.hidden, state.cell, weight, bias]);
-        let activated = self.push(activated, gates.shape(), DType::F32, false);
+        let activated = self.push(results.activated, gates.shape(), DType::F32, false);
         let shape = state.hidden.shape();
         let after = Lstm {
-            hidden: self.push(hidden, shape, DType::F32, needs_grad),
-            cell: self.push(cell, shape, DType::F32, needs_grad),
+            hidden: self.push(results.hidden, shape, DType::F32, needs_grad),
+            cell: self.push(results.cell, shape, DType::F32, needs_grad),
         };
         if needs_grad {
             self.record(LstmCell { gates, before: state, weight, bias, activated, after });
@@ -93,99 +87,70 @@ impl Tape {
         Ok(after)
     }
 
-    fn gpu_lstm(
+    fn cpu_lstm(
         &mut self,
         gates: Tensor,
         state: Lstm,
         weight: Tensor,
         bias: Tensor,
-        [activated, hidden, cell]: [&Block; 3],
+        Results { activated, hidden, cell }: &mut Results,
+    ) -> Result<()> {
+        let (batch, width) = (state.hidden.dims()[0], state.hidden.dims()[1]);
+        let mut scratch = self.scratch(gemm_scratch_len(batch, 4 * width, width, Layout::Rows))?;
+        let (h, w) = (self.f32(state.hidden), self.f32(weight));
+        let (a, b) = (Mat::rows(h, width), Mat::transposed(w, width));
+        let start = Start::Bias(self.f32(bias));
+        gemm(batch, 4 * width, width, a, b, activated.f32_mut(), 4 * width, start, scratch.f32_mut());
+        self.give_back(scratch);
+        let (gates, before) = (self.f32(gates), self.f32(state.cell));
+        let rows = activated.f32_mut().chunks_exact_mut(4 * width);
+        for (b, activated) in rows.enumerate() {
+            let state = b * width..(b + 1) * width;
+            step(
+                &gates[b * 4 * width..(b + 1) * 4 * width],
+                &before[state.clone()],
+                activated,
+                &mut hidden.f32_mut()[state.clone()],
+                &mut cell.f32_mut()[state],
+            );
+        }
+        Ok(())
+    }
+
+    fn gpu_lstm(
+        &mut self,
+        gpu: &Gpu,
+        gates: Tensor,
+        state: Lstm,
+        weight: Tensor,
+        bias: Tensor,
+        Results { activated, hidden, cell }: &Results,
     ) -> Result<()> {
         let (dtype, batch, width) = (self.float(), state.hidden.dims()[0], state.hidden.dims()[1]);
-        let (h, w) = (self.operand(state.hidden, dtype)?, self.operand(weight, dtype)?);
-        if let Some(gpu) = self.gpu() {
-            gpu.product(&Product::new(
-                (batch, 4 * width, width),
-                Matrix::rows(h.at, dtype, width),
-                Matrix::transposed(w.at, dtype, width),
-                Matrix::rows(activated.at(), DType::F32, 4 * width),
-            ))?;
-            let n = batch * width;
-            kernels::lstm_step(
-                gpu,
-                Grid::elements(gpu, n),
-                self.view(gates),
-                self.view(state.cell),
-                activated.at(),
-                self.at(bias),
-                View::new(hidden.at(), DType::F32),
-                View::new(cell.at(), DType::F32),
-                width,
-                n,
-            )?;
-        }
+        let h = self.gpu_operand(gpu, state.hidden, dtype)?;
+        let w = self.gpu_operand(gpu, weight, dtype)?;
+        gpu.product(&Product::new(
+            (batch, 4 * width, width),
+            Matrix::rows(h.at, dtype, width),
+            Matrix::transposed(w.at, dtype, width),
+            Matrix::rows(activated.at(), DType::F32, 4 * width),
+        ))?;
+        let n = batch * width;
+        kernels::lstm_step(
+            gpu,
+            Grid::elements(gpu, n),
+            self.view(gates),
+            self.view(state.cell),
+            activated.at(),
+            self.at(bias),
+            View::new(hidden.at(), DType::F32),
+            View::new(cell.at(), DType::F32),
+            width,
+            n,
+        )?;
         self.release(h);
         self.release(w);
         Ok(())
-    }
-}
-
-impl LstmCell {
-    fn gpu_backward(self, tape: &mut Tape, dh: Option<Block>, dc: Option<Block>) -> Result<()> {
-        let (batch, width) = (self.before.hidden.dims()[0], self.before.hidden.dims()[1]);
-        // In the type of the products below, and in that of the gates.
-        let (dtype, rows) = (tape.float(), 4 * width);
-        let d_gates = tape.alloc(batch * rows, dtype)?;
-        let d_cell = tape.alloc(batch * width, DType::F32)?;
-        let d = View::new(d_gates.at(), dtype);
-        if let Some(gpu) = tape.gpu() {
-            let view = |block: &Option<Block>| {
-                block.as_ref().map_or(View::NOTHING, |block| View::new(block.at(), DType::F32))
-            };
-            let n = batch * width;
-            kernels::lstm_gradient(
-                gpu,
-                Grid::elements(gpu, n),
-                tape.at(self.activated),
-                tape.view(self.before.cell),
-                tape.view(self.after.cell),
-                view(&dh),
-                view(&dc),
-                d,
-                View::new(d_cell.at(), DType::F32),
-                width,
-                n,
-            )?;
-        }
-        [dh, dc].into_iter().flatten().for_each(|block| tape.give_back(block));
-        if let Some(grad) = tape.grad(self.before.hidden)? {
-            let w = tape.operand(self.weight, dtype)?;
-            let (a, b) = (Matrix::rows(d_gates.at(), dtype, rows), Matrix::rows(w.at, dtype, width));
-            let (out, start) =
-                (Matrix::rows(grad.at(), grad.dtype(), width), grad.accumulate.then(|| grad.at()));
-            if let Some(gpu) = tape.gpu() {
-                gpu.product(&Product { start, ..Product::new((batch, width, rows), a, b, out) })?;
-            }
-            tape.release(w);
-            tape.put_grad(grad);
-        }
-        if let Some(grad) = tape.grad(self.weight)? {
-            let h = tape.operand(self.before.hidden, dtype)?;
-            let (a, b) = (Matrix::transposed(d_gates.at(), dtype, rows), Matrix::rows(h.at, dtype, width));
-            let (out, start) =
-                (Matrix::rows(grad.at(), grad.dtype(), width), grad.accumulate.then(|| grad.at()));
-            if let Some(gpu) = tape.gpu() {
-                gpu.product(&Product { start, ..Product::new((rows, width, batch), a, b, out) })?;
-            }
-            tape.release(h);
-            tape.put_grad(grad);
-        }
-        if let Some(grad) = tape.grad(self.bias)? {
-            tape.gpu_column_sums(d, batch, rows, grad.view(), grad.accumulate)?;
-            tape.put_grad(grad);
-        }
-        tape.hand_grad(self.before.cell, d_cell, DType::F32)?;
-        tape.hand_grad(self.gates, d_gates, dtype)
     }
 }
 
@@ -195,9 +160,15 @@ impl Backward for LstmCell {
         if dh.is_none() && dc.is_none() {
             return Ok(());
         }
-        if tape.gpu().is_some() {
-            return self.gpu_backward(tape, dh, dc);
+        match tape.backend() {
+            Backend::Cpu => self.cpu_backward(tape, dh, dc),
+            Backend::Cuda(gpu) => self.gpu_backward(tape, &gpu, dh, dc),
         }
+    }
+}
+
+impl LstmCell {
+    fn cpu_backward(&self, tape: &mut Tape, dh: Option<Block>, dc: Option<Block>) -> Result<()> {
         let (batch, width) = (self.before.hidden.dims()[0], self.before.hidden.dims()[1]);
         let mut zeros = tape.scratch(batch * width)?;
         zeros.f32_mut().fill(0.0);
@@ -247,6 +218,57 @@ impl Backward for LstmCell {
         tape.give_back(scratch);
         tape.hand_grad(self.before.cell, d_cell, DType::F32)?;
         tape.hand_grad(self.gates, d_gates, DType::F32)
+    }
+
+    fn gpu_backward(&self, tape: &mut Tape, gpu: &Gpu, dh: Option<Block>, dc: Option<Block>) -> Result<()> {
+        let (batch, width) = (self.before.hidden.dims()[0], self.before.hidden.dims()[1]);
+        // In the type of the products below, and in that of the gates.
+        let (dtype, rows) = (tape.float(), 4 * width);
+        let d_gates = tape.alloc(batch * rows, dtype)?;
+        let d_cell = tape.alloc(batch * width, DType::F32)?;
+        let d = View::new(d_gates.at(), dtype);
+        let view = |block: &Option<Block>| {
+            block.as_ref().map_or(View::NOTHING, |block| View::new(block.at(), DType::F32))
+        };
+        let n = batch * width;
+        kernels::lstm_gradient(
+            gpu,
+            Grid::elements(gpu, n),
+            tape.at(self.activated),
+            tape.view(self.before.cell),
+            tape.view(self.after.cell),
+            view(&dh),
+            view(&dc),
+            d,
+            View::new(d_cell.at(), DType::F32),
+            width,
+            n,
+        )?;
+        [dh, dc].into_iter().flatten().for_each(|block| tape.give_back(block));
+        if let Some(grad) = tape.grad(self.before.hidden)? {
+            let w = tape.gpu_operand(gpu, self.weight, dtype)?;
+            let (a, b) = (Matrix::rows(d_gates.at(), dtype, rows), Matrix::rows(w.at, dtype, width));
+            let (out, start) =
+                (Matrix::rows(grad.at(), grad.dtype(), width), grad.accumulate.then(|| grad.at()));
+            gpu.product(&Product { start, ..Product::new((batch, width, rows), a, b, out) })?;
+            tape.release(w);
+            tape.put_grad(grad);
+        }
+        if let Some(grad) = tape.grad(self.weight)? {
+            let h = tape.gpu_operand(gpu, self.before.hidden, dtype)?;
+            let (a, b) = (Matrix::transposed(d_gates.at(), dtype, rows), Matrix::rows(h.at, dtype, width));
+            let (out, start) =
+                (Matrix::rows(grad.at(), grad.dtype(), width), grad.accumulate.then(|| grad.at()));
+            gpu.product(&Product { start, ..Product::new((rows, width, batch), a, b, out) })?;
+            tape.release(h);
+            tape.put_grad(grad);
+        }
+        if let Some(grad) = tape.grad(self.bias)? {
+            launches::column_sums(tape, gpu, d, batch, rows, grad.view(), grad.accumulate)?;
+            tape.put_grad(grad);
+        }
+        tape.hand_grad(self.before.cell, d_cell, DType::F32)?;
+        tape.hand_grad(self.gates, d_gates, dtype)
     }
 }
 

@@ -1,9 +1,13 @@
+//! 2x2 maximum, stride 2.
+
 use super::Backward;
+use crate::backend::Backend;
 use crate::cpu;
-use crate::cuda::{Grid, View, kernels};
+use crate::cuda::{Gpu, Grid, View, kernels};
+use crate::memory::Block;
+use crate::tape::Grad;
 use crate::{DType, Error, Result, Tape, Tensor};
 
-/// 2x2 maximum, stride 2.
 pub(crate) struct MaxPool {
     x: Tensor,
     /// Which of the four was taken, the first of equals.
@@ -25,39 +29,15 @@ impl Tape {
             let rule = "height and width are even";
             return Err(Error::BadShape { op: OP, shape: x.shape(), rule });
         }
-        let (out_height, out_width) = (height / 2, width / 2);
-        let len = batch * out_height * out_width * channels;
+        let shape = [batch, height / 2, width / 2, channels];
+        let len = shape.iter().product();
         let mut out = self.alloc(len, x.dtype())?;
         let mut taken = self.alloc(len, DType::U8)?;
-        if let Some(gpu) = self.gpu() {
-            let (grid, to) = (Grid::elements(gpu, len), View::new(out.at(), x.dtype()));
-            kernels::max_pool(gpu, grid, to, taken.at(), self.view(x), out_width, channels, len)?;
-        } else {
-            let xv = self.f32(x);
-            let line = out_width * channels;
-            cpu::chunks2_mut((out.f32_mut(), line), (taken.all_mut::<u8>(), line), |row, out, taken| {
-                let above = &xv[row * 2 * width * channels..(row + 1) * 2 * width * channels];
-                let pixels = out.chunks_exact_mut(channels).zip(taken.chunks_exact_mut(channels));
-                for (ox, (out, taken)) in pixels.enumerate() {
-                    let corner = 2 * ox * channels;
-                    let at: [&[f32]; 4] = [0, channels, width * channels, width * channels + channels]
-                        .map(|o| &above[corner + o..corner + o + channels]);
-                    for c in 0..channels {
-                        let (mut best, mut index) = (at[0][c], 0);
-                        for (i, quarter) in at.iter().enumerate().skip(1) {
-                            // NaN wins, so that it is not lost.
-                            let larger = quarter[c] > best || quarter[c].is_nan();
-                            best = if larger { quarter[c] } else { best };
-                            index = if larger { i as u8 } else { index };
-                        }
-                        out[c] = best;
-                        taken[c] = index;
-                    }
-                }
-            });
+        match self.backend() {
+            Backend::Cpu => self.cpu_max_pool(x, &mut out, &mut taken),
+            Backend::Cuda(gpu) => self.gpu_max_pool(&gpu, x, &out, &taken)?,
         }
         let needs_grad = self.needs_grad(x);
-        let shape = [batch, out_height, out_width, channels];
         let taken = self.push(taken, shape, DType::U8, false);
         let out = self.push(out, shape, x.dtype(), needs_grad);
         if needs_grad {
@@ -65,46 +45,84 @@ impl Tape {
         }
         Ok(out)
     }
+
+    fn cpu_max_pool(&self, x: Tensor, out: &mut Block, taken: &mut Block) {
+        let (width, channels) = (x.dims()[2], x.dims()[3]);
+        let (xv, line) = (self.f32(x), width / 2 * channels);
+        cpu::chunks2_mut((out.f32_mut(), line), (taken.all_mut::<u8>(), line), |row, out, taken| {
+            let above = &xv[row * 2 * width * channels..(row + 1) * 2 * width * channels];
+            let pixels = out.chunks_exact_mut(channels).zip(taken.chunks_exact_mut(channels));
+            for (ox, (out, taken)) in pixels.enumerate() {
+                let corner = 2 * ox * channels;
+                let at: [&[f32]; 4] = [0, channels, width * channels, width * channels + channels]
+                    .map(|o| &above[corner + o..corner + o + channels]);
+                for c in 0..channels {
+                    let (mut best, mut index) = (at[0][c], 0);
+                    for (i, quarter) in at.iter().enumerate().skip(1) {
+                        // NaN wins, so that it is not lost.
+                        let larger = quarter[c] > best || quarter[c].is_nan();
+                        best = if larger { quarter[c] } else { best };
+                        index = if larger { i as u8 } else { index };
+                    }
+                    out[c] = best;
+                    taken[c] = index;
+                }
+            }
+        });
+    }
+
+    fn gpu_max_pool(&self, gpu: &Gpu, x: Tensor, out: &Block, taken: &Block) -> Result<()> {
+        let (n, out_width, channels) = (x.len() / 4, x.dims()[2] / 2, x.dims()[3]);
+        let (grid, to) = (Grid::elements(gpu, n), View::new(out.at(), x.dtype()));
+        kernels::max_pool(gpu, grid, to, taken.at(), self.view(x), out_width, channels, n)
+    }
 }
 
 impl Backward for MaxPool {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        let (width, channels) = (self.x.dims()[2], self.x.dims()[3]);
-        let line = width / 2 * channels;
-        if let Some(mut grad) = tape.grad(self.x)? {
-            let accumulate = grad.accumulate;
-            if let Some(gpu) = tape.gpu() {
-                let (n, dy) = (self.x.len(), View::new(dy.at(), self.out.dtype()));
-                let (grid, taken) = (Grid::elements(gpu, n), tape.at(self.taken));
-                let (dx, add) = (grad.view(), accumulate);
-                kernels::max_pool_gradient(gpu, grid, dx, dy, taken, width, channels, n, add)?;
-            } else {
-                let taken = tape.u8(self.taken);
-                cpu::chunks_mut(grad.slice(), 2 * width * channels, |row, dx| {
-                    let (dy, taken) =
-                        (&dy.f32()[row * line..(row + 1) * line], &taken[row * line..(row + 1) * line]);
-                    let (top, bottom) = dx.split_at_mut(width * channels);
-                    for ox in 0..width / 2 {
-                        for (part, dx) in [&mut *top, &mut *bottom].into_iter().enumerate() {
-                            for side in 0..2 {
-                                let index = (2 * part + side) as u8;
-                                let dx = &mut dx[(2 * ox + side) * channels..][..channels];
-                                let source = ox * channels..(ox + 1) * channels;
-                                for ((d, g), t) in dx.iter_mut().zip(&dy[source.clone()]).zip(&taken[source])
-                                {
-                                    let value = if *t == index { *g } else { 0.0 };
-                                    *d = if accumulate { *d + value } else { value };
-                                }
-                            }
-                        }
-                    }
-                });
+        if let Some(mut dx) = tape.grad(self.x)? {
+            match tape.backend() {
+                Backend::Cpu => self.cpu_gradient(tape, &dy, &mut dx),
+                Backend::Cuda(gpu) => self.gpu_gradient(tape, &gpu, &dy, &dx)?,
             }
-            tape.put_grad(grad);
+            tape.put_grad(dx);
         }
         tape.give_back(dy);
         Ok(())
+    }
+}
+
+impl MaxPool {
+    fn cpu_gradient(&self, tape: &Tape, dy: &Block, dx: &mut Grad) {
+        let (width, channels) = (self.x.dims()[2], self.x.dims()[3]);
+        let (line, accumulate) = (width / 2 * channels, dx.accumulate);
+        let taken = tape.u8(self.taken);
+        cpu::chunks_mut(dx.slice(), 2 * width * channels, |row, dx| {
+            let range = row * line..(row + 1) * line;
+            let (dy, taken) = (&dy.f32()[range.clone()], &taken[range]);
+            let (top, bottom) = dx.split_at_mut(width * channels);
+            for ox in 0..width / 2 {
+                for (part, dx) in [&mut *top, &mut *bottom].into_iter().enumerate() {
+                    for side in 0..2 {
+                        let index = (2 * part + side) as u8;
+                        let dx = &mut dx[(2 * ox + side) * channels..][..channels];
+                        let source = ox * channels..(ox + 1) * channels;
+                        for ((d, g), t) in dx.iter_mut().zip(&dy[source.clone()]).zip(&taken[source]) {
+                            let value = if *t == index { *g } else { 0.0 };
+                            *d = if accumulate { *d + value } else { value };
+                        }
+                    }
+                }
+            }
+        });
+    }
+
+    fn gpu_gradient(&self, tape: &Tape, gpu: &Gpu, dy: &Block, dx: &Grad) -> Result<()> {
+        let (n, width, channels) = (self.x.len(), self.x.dims()[2], self.x.dims()[3]);
+        let (dy, taken) = (View::new(dy.at(), self.out.dtype()), tape.at(self.taken));
+        let grid = Grid::elements(gpu, n);
+        kernels::max_pool_gradient(gpu, grid, dx.view(), dy, taken, width, channels, n, dx.accumulate)
     }
 }
 

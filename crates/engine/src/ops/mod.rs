@@ -10,10 +10,10 @@ pub(crate) mod decode;
 mod dropout;
 mod embedding;
 mod frames;
-mod gpu;
 pub(crate) mod group_norm;
 pub(crate) mod image_blocks;
 mod labels;
+mod launches;
 mod layer_norm;
 mod linear;
 mod losses;
@@ -26,7 +26,7 @@ mod relu;
 mod returns;
 mod rows;
 mod select;
-mod time;
+mod slice;
 mod upsample;
 
 pub use cached_attention::KvCache;
@@ -71,7 +71,7 @@ records! {
     AddPositions(embedding::AddPositions),
     Affine(arithmetic::Affine),
     Attention(attention::Attention),
-    Concat(time::Concat),
+    Concat(slice::Concat),
     Conv(conv::Conv),
     CrossEntropy(cross_entropy::CrossEntropy),
     Dropout(dropout::Dropout),
@@ -90,6 +90,6 @@ records! {
     PixelError(losses::PixelError),
     Quantise(quantise::Quantise),
     Relu(relu::Relu),
-    Slice(time::Slice),
+    Slice(slice::Slice),
     Upsample(upsample::Upsample),
 }

@@ -1,11 +1,14 @@
+//! The distance of two feature maps as LPIPS defines it, for one layer.
+
 use super::Backward;
+use crate::backend::Backend;
 use crate::cpu::math::lane_sum;
 use crate::cpu::{self, multiversion};
-use crate::cuda::{Grid, kernels};
+use crate::cuda::{Gpu, Grid, kernels};
+use crate::memory::Block;
 use crate::rng::{Site, unit};
 use crate::{DType, Error, Result, Tape, Tensor};
 
-/// The distance of two feature maps as LPIPS defines it, for one layer.
 pub(crate) struct Perceptual {
     a: Tensor,
     b: Tensor,
@@ -40,44 +43,32 @@ impl Tape {
             let rule = "both are [B, H, W, C]";
             return Err(Error::ShapeMismatch { op: OP, lhs: a.shape(), rhs: b.shape(), rule });
         }
-        let channels = a.shape().last();
-        if weights.dims() != [channels] {
+        if weights.dims() != [a.shape().last()] {
             let rule = "the weights are [C]";
             return Err(Error::ShapeMismatch { op: OP, lhs: a.shape(), rhs: weights.shape(), rule });
         }
         let site = self.next_site();
-        let pixels = a.shape().rows();
-        if self.gpu().is_some() {
-            let out = self.alloc(1, DType::F32)?;
-            // Two waves of eight blocks per multiprocessor: the last of them may end early.
-            let most = self.gpu().map_or(1, |gpu| 16 * gpu.processors());
-            let count = pixels.div_ceil(64).min(most);
-            let sums = self.scratch(2 * count)?;
-            if let Some(gpu) = self.gpu() {
-                kernels::perceptual(
-                    gpu,
-                    Grid::blocks(count),
-                    self.view(a),
-                    self.view(b),
-                    self.at(weights),
-                    sums.at(),
-                    pixels,
-                    channels,
-                    dropout,
-                    self.state(),
-                    site.number() as usize,
-                )?;
-                let scale = 1.0 / pixels as f64;
-                kernels::sum_of_parts(gpu, Grid::blocks(1), sums.at(), count, scale, out.at())?;
-            }
-            self.give_back(sums);
-            let needs_grad = self.any_needs_grad(&[a, b]);
-            let out = self.push(out, [], DType::F32, needs_grad);
-            if needs_grad {
-                self.record(Perceptual { a, b, weights, dropout, site, out });
-            }
-            return Ok(out);
+        let out = match self.backend() {
+            Backend::Cpu => self.cpu_perceptual(a, b, weights, dropout, site)?,
+            Backend::Cuda(gpu) => self.gpu_perceptual(&gpu, a, b, weights, dropout, site)?,
+        };
+        let needs_grad = self.any_needs_grad(&[a, b]);
+        let out = self.push(out, [], DType::F32, needs_grad);
+        if needs_grad {
+            self.record(Perceptual { a, b, weights, dropout, site, out });
         }
+        Ok(out)
+    }
+
+    fn cpu_perceptual(
+        &mut self,
+        a: Tensor,
+        b: Tensor,
+        weights: Tensor,
+        dropout: f32,
+        site: Site,
+    ) -> Result<Block> {
+        let (pixels, channels) = (a.shape().rows(), a.shape().last());
         let mut parts = self.scratch(pixels.div_ceil(PIXELS))?;
         let mut masks = self.scratch(pixels.div_ceil(PIXELS) * channels)?;
         let (av, bv, wv) = (self.f32(a), self.f32(b), self.f32(weights));
@@ -94,11 +85,38 @@ impl Tape {
         out.f32_mut()[0] = (total / pixels as f64) as f32;
         self.give_back(parts);
         self.give_back(masks);
-        let needs_grad = self.any_needs_grad(&[a, b]);
-        let out = self.push(out, [], DType::F32, needs_grad);
-        if needs_grad {
-            self.record(Perceptual { a, b, weights, dropout, site, out });
-        }
+        Ok(out)
+    }
+
+    fn gpu_perceptual(
+        &mut self,
+        gpu: &Gpu,
+        a: Tensor,
+        b: Tensor,
+        weights: Tensor,
+        dropout: f32,
+        site: Site,
+    ) -> Result<Block> {
+        let (pixels, channels) = (a.shape().rows(), a.shape().last());
+        let out = self.alloc(1, DType::F32)?;
+        // Two waves of eight blocks per multiprocessor: the last of them may end early.
+        let count = pixels.div_ceil(64).min(16 * gpu.processors());
+        let sums = self.scratch(2 * count)?;
+        kernels::perceptual(
+            gpu,
+            Grid::blocks(count),
+            self.view(a),
+            self.view(b),
+            self.at(weights),
+            sums.at(),
+            pixels,
+            channels,
+            dropout,
+            self.state(),
+            site.number() as usize,
+        )?;
+        kernels::sum_of_parts(gpu, Grid::blocks(1), sums.at(), count, 1.0 / pixels as f64, out.at())?;
+        self.give_back(sums);
         Ok(out)
     }
 }
@@ -106,59 +124,65 @@ impl Tape {
 impl Backward for Perceptual {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        let (pixels, channels) = (self.a.shape().rows(), self.a.shape().last());
-        if tape.gpu().is_some() {
-            for (input, other) in [(self.a, self.b), (self.b, self.a)] {
-                if let Some(grad) = tape.grad(input)? {
-                    if let Some(gpu) = tape.gpu() {
-                        kernels::perceptual_gradient(
-                            gpu,
-                            Grid::warps(gpu, pixels),
-                            grad.view(),
-                            tape.view(input),
-                            tape.view(other),
-                            tape.at(self.weights),
-                            dy.at(),
-                            pixels,
-                            channels,
-                            self.dropout,
-                            tape.state(),
-                            self.site.number() as usize,
-                            grad.accumulate,
-                        )?;
-                    }
-                    tape.put_grad(grad);
-                }
-            }
-            tape.give_back(dy);
-            return Ok(());
+        match tape.backend() {
+            Backend::Cpu => self.cpu_backward(tape, &dy)?,
+            Backend::Cuda(gpu) => self.gpu_backward(tape, &gpu, &dy)?,
         }
-        let factor = dy.f32()[0] / pixels as f32;
         tape.give_back(dy);
+        Ok(())
+    }
+}
+
+impl Perceptual {
+    fn cpu_backward(&self, tape: &mut Tape, dy: &Block) -> Result<()> {
+        let (pixels, channels) = (self.a.shape().rows(), self.a.shape().last());
+        let factor = dy.f32()[0] / pixels as f32;
         let mut masks = tape.scratch(pixels.div_ceil(PIXELS) * channels)?;
         for (input, other) in [(self.a, self.b), (self.b, self.a)] {
             if let Some(mut grad) = tape.grad(input)? {
                 let (x, y, w) = (tape.f32(input), tape.f32(other), tape.f32(self.weights));
                 let accumulate = grad.accumulate;
-                cpu::chunks2_mut(
-                    (grad.slice(), PIXELS * channels),
-                    (masks.f32_mut(), channels),
-                    |i, dx, weights| {
-                        for (p, dx) in dx.chunks_exact_mut(channels).enumerate() {
-                            let pixel = i * PIXELS + p;
-                            let range = pixel * channels..(pixel + 1) * channels;
-                            drop_weights(self.site, pixel, self.dropout, w, weights);
-                            if !accumulate {
-                                dx.fill(0.0);
-                            }
-                            add_gradient(&x[range.clone()], &y[range], weights, factor, dx);
+                let (dx, masks) = ((grad.slice(), PIXELS * channels), (masks.f32_mut(), channels));
+                cpu::chunks2_mut(dx, masks, |i, dx, weights| {
+                    for (p, dx) in dx.chunks_exact_mut(channels).enumerate() {
+                        let pixel = i * PIXELS + p;
+                        let range = pixel * channels..(pixel + 1) * channels;
+                        drop_weights(self.site, pixel, self.dropout, w, weights);
+                        if !accumulate {
+                            dx.fill(0.0);
                         }
-                    },
-                );
+                        add_gradient(&x[range.clone()], &y[range], weights, factor, dx);
+                    }
+                });
                 tape.put_grad(grad);
             }
         }
         tape.give_back(masks);
+        Ok(())
+    }
+
+    fn gpu_backward(&self, tape: &mut Tape, gpu: &Gpu, dy: &Block) -> Result<()> {
+        let (pixels, channels) = (self.a.shape().rows(), self.a.shape().last());
+        for (input, other) in [(self.a, self.b), (self.b, self.a)] {
+            if let Some(grad) = tape.grad(input)? {
+                kernels::perceptual_gradient(
+                    gpu,
+                    Grid::warps(gpu, pixels),
+                    grad.view(),
+                    tape.view(input),
+                    tape.view(other),
+                    tape.at(self.weights),
+                    dy.at(),
+                    pixels,
+                    channels,
+                    self.dropout,
+                    tape.state(),
+                    self.site.number() as usize,
+                    grad.accumulate,
+                )?;
+                tape.put_grad(grad);
+            }
+        }
         Ok(())
     }
 }

@@ -1,6 +1,10 @@
-use super::Backward;
+//! Vector quantisation: each row becomes the nearest entry of a codebook; its gradient passes straight through.
+
+use super::{Backward, launches};
+use crate::backend::Backend;
 use crate::cpu::{self, Layout, Mat, Start, gemm, gemm_scratch_len};
-use crate::cuda::{Grid, Matrix, Product, View, kernels};
+use crate::cuda::{Gpu, Grid, Matrix, Product, View, kernels};
+use crate::memory::Block;
 use crate::{DType, Error, Result, Tape, Tensor};
 
 /// Nearest entries of a codebook.
@@ -18,9 +22,18 @@ pub(crate) struct Quantise {
     y: Tensor,
     codebook: Tensor,
     beta: f32,
-    /// On a GPU: entries less inputs, [.., D].
-    difference: Option<Tensor>,
+    /// What the gradient needs, [.., D]: on the CPU the entries, on a GPU the entries less the inputs.
+    saved: Tensor,
     result: Quantised,
+}
+
+/// What a backend computes.
+struct Nearest {
+    tokens: Block,
+    embedded: Block,
+    commitment: Block,
+    /// On a GPU: entries less inputs, [.., D].
+    difference: Option<Block>,
 }
 
 const OP: &str = "quantise";
@@ -38,10 +51,26 @@ impl Tape {
             let rule = "y is [.., D] and the codebook [N, D]";
             return Err(Error::ShapeMismatch { op: OP, lhs: y.shape(), rhs: codebook.shape(), rule });
         }
-        let rows = y.shape().rows();
-        if self.gpu().is_some() {
-            return self.gpu_quantise(y, codebook, beta);
+        let nearest = match self.backend() {
+            Backend::Cpu => self.cpu_quantise(y, codebook, beta)?,
+            Backend::Cuda(gpu) => self.gpu_quantise(&gpu, y, codebook, beta)?,
+        };
+        let needs_grad = self.any_needs_grad(&[y, codebook]);
+        let result = Quantised {
+            tokens: self.push(nearest.tokens, y.shape().without_last(), DType::I32, false),
+            embedded: self.push(nearest.embedded, y.shape(), self.float(), needs_grad),
+            commitment: self.push(nearest.commitment, [], DType::F32, needs_grad),
+        };
+        let difference = nearest.difference.map(|block| self.push(block, y.shape(), DType::F32, false));
+        if needs_grad {
+            let saved = difference.unwrap_or(result.embedded);
+            self.record(Quantise { y, codebook, beta, saved, result });
         }
+        Ok(result)
+    }
+
+    fn cpu_quantise(&mut self, y: Tensor, codebook: Tensor, beta: f32) -> Result<Nearest> {
+        let (rows, entries, width) = (y.shape().rows(), codebook.dims()[0], codebook.dims()[1]);
         // |y - e|^2 = |y|^2 - 2 y.e + |e|^2, of which |y|^2 is the same for all entries.
         let mut products = self.alloc(rows * entries, DType::F32)?;
         let mut scratch = self.scratch(gemm_scratch_len(rows, entries, width, Layout::Rows))?;
@@ -72,24 +101,15 @@ impl Tape {
         }
         let mut commitment = self.alloc(1, DType::F32)?;
         commitment.f32_mut()[0] = (squares / y.len() as f64) as f32 * (1.0 + beta);
-        self.give_back(products);
-        self.give_back(scratch);
-        self.give_back(lengths);
-        let needs_grad = self.any_needs_grad(&[y, codebook]);
-        let result = Quantised {
-            tokens: self.push(tokens, y.shape().without_last(), DType::I32, false),
-            embedded: self.push(embedded, y.shape(), DType::F32, needs_grad),
-            commitment: self.push(commitment, [], DType::F32, needs_grad),
-        };
-        if needs_grad {
-            self.record(Quantise { y, codebook, beta, difference: None, result });
+        for block in [products, scratch, lengths] {
+            self.give_back(block);
         }
-        Ok(result)
+        Ok(Nearest { tokens, embedded, commitment, difference: None })
     }
 
-    fn gpu_quantise(&mut self, y: Tensor, codebook: Tensor, beta: f32) -> Result<Quantised> {
+    fn gpu_quantise(&mut self, gpu: &Gpu, y: Tensor, codebook: Tensor, beta: f32) -> Result<Nearest> {
         let (rows, entries, width) = (y.shape().rows(), codebook.dims()[0], codebook.dims()[1]);
-        let (dtype, n, count) = (self.float(), y.len(), self.parts(y.len()));
+        let (dtype, n, count) = (self.float(), y.len(), Grid::parts(gpu, y.len()));
         let products = self.scratch(rows * entries)?;
         let lengths = self.scratch(entries)?;
         let sums = self.scratch(2 * count)?;
@@ -97,114 +117,58 @@ impl Tape {
         let (embedded, difference) = (self.alloc(n, dtype)?, self.alloc(n, DType::F32)?);
         let commitment = self.alloc(1, DType::F32)?;
         // In f32 on every device: neighbouring entries differ by little.
-        let exact = self.operand(y, DType::F32)?;
-        if let Some(gpu) = self.gpu() {
-            gpu.product(&Product::new(
-                (rows, entries, width),
-                Matrix::rows(exact.at, DType::F32, width),
-                Matrix::transposed(self.at(codebook), DType::F32, width),
-                Matrix::rows(products.at(), DType::F32, entries),
-            ))?;
-            let table = self.at(codebook);
-            for (phase, count) in [(0, entries), (1, rows)] {
-                kernels::nearest(
-                    gpu,
-                    Grid::warps(gpu, count),
-                    tokens.at(),
-                    products.at(),
-                    table,
-                    lengths.at(),
-                    rows,
-                    entries,
-                    width,
-                    phase,
-                )?;
-            }
-            kernels::quantise(
-                gpu,
-                Grid::blocks(count),
-                View::new(embedded.at(), dtype),
-                difference.at(),
-                self.view(y),
-                table,
-                tokens.at(),
-                sums.at(),
-                width,
-                n,
-            )?;
-            let scale = (1.0 + f64::from(beta)) / n as f64;
-            kernels::sum_of_parts(gpu, Grid::blocks(1), sums.at(), count, scale, commitment.at())?;
+        let exact = self.gpu_operand(gpu, y, DType::F32)?;
+        let table = self.at(codebook);
+        gpu.product(&Product::new(
+            (rows, entries, width),
+            Matrix::rows(exact.at, DType::F32, width),
+            Matrix::transposed(table, DType::F32, width),
+            Matrix::rows(products.at(), DType::F32, entries),
+        ))?;
+        let (found, length) = (tokens.at(), lengths.at());
+        for (phase, count) in [(0, entries), (1, rows)] {
+            let (grid, product) = (Grid::warps(gpu, count), products.at());
+            kernels::nearest(gpu, grid, found, product, table, length, rows, entries, width, phase)?;
         }
+        let (grid, to, from) = (Grid::blocks(count), View::new(embedded.at(), dtype), self.view(y));
+        kernels::quantise(gpu, grid, to, difference.at(), from, table, found, sums.at(), width, n)?;
+        let scale = (1.0 + f64::from(beta)) / n as f64;
+        kernels::sum_of_parts(gpu, Grid::blocks(1), sums.at(), count, scale, commitment.at())?;
         self.release(exact);
         for block in [products, lengths, sums] {
             self.give_back(block);
         }
-        let needs_grad = self.any_needs_grad(&[y, codebook]);
-        let difference = Some(self.push(difference, y.shape(), DType::F32, false));
-        let result = Quantised {
-            tokens: self.push(tokens, y.shape().without_last(), DType::I32, false),
-            embedded: self.push(embedded, y.shape(), dtype, needs_grad),
-            commitment: self.push(commitment, [], DType::F32, needs_grad),
-        };
-        if needs_grad {
-            self.record(Quantise { y, codebook, beta, difference, result });
-        }
-        Ok(result)
+        Ok(Nearest { tokens, embedded, commitment, difference: Some(difference) })
     }
 }
 
-impl Quantise {
-    fn gpu_backward(self, tape: &mut Tape, difference: Tensor) -> Result<()> {
+impl Backward for Quantise {
+    fn backward(self, tape: &mut Tape) -> Result<()> {
         let straight = tape.take_grad(self.result.embedded);
         let commitment = tape.take_grad(self.result.commitment);
-        let (entries, width, n) = (self.codebook.dims()[0], self.codebook.dims()[1], self.y.len());
-        let pull = commitment.as_ref().map_or(0, |block| block.at());
-        if let Some(grad) = tape.grad(self.codebook)? {
-            let (parts, splits) =
-                tape.gpu_scatter(tape.view(difference), self.result.tokens, entries, width)?;
-            if let Some(gpu) = tape.gpu() {
-                let (table, grid) = (entries * width, Grid::elements(gpu, entries * width));
-                let add = grad.accumulate;
-                kernels::codebook_gradient(gpu, grid, grad.view(), parts.at(), pull, n, splits, table, add)?;
-            }
-            tape.give_back(parts);
-            tape.put_grad(grad);
-        }
-        if let Some(grad) = tape.grad(self.y)? {
-            if let Some(gpu) = tape.gpu() {
-                let dtype = self.result.embedded.dtype();
-                kernels::quantise_gradient(
-                    gpu,
-                    Grid::elements(gpu, n),
-                    grad.view(),
-                    straight.as_ref().map_or(View::NOTHING, |block| View::new(block.at(), dtype)),
-                    pull,
-                    tape.at(difference),
-                    self.beta,
-                    n,
-                    grad.accumulate,
-                )?;
-            }
-            tape.put_grad(grad);
+        let gradients = (straight.as_ref(), commitment.as_ref());
+        match tape.backend() {
+            Backend::Cpu => self.cpu_backward(tape, gradients)?,
+            Backend::Cuda(gpu) => self.gpu_backward(tape, &gpu, gradients)?,
         }
         [straight, commitment].into_iter().flatten().for_each(|block| tape.give_back(block));
         Ok(())
     }
 }
 
-impl Backward for Quantise {
-    fn backward(self, tape: &mut Tape) -> Result<()> {
-        if let Some(difference) = self.difference {
-            return self.gpu_backward(tape, difference);
-        }
-        let straight = tape.take_grad(self.result.embedded);
-        let commitment = tape.take_grad(self.result.commitment);
+impl Quantise {
+    /// From the gradients of the entries and of the commitment, where there are any.
+    fn cpu_backward(
+        &self,
+        tape: &mut Tape,
+        (straight, commitment): (Option<&Block>, Option<&Block>),
+    ) -> Result<()> {
         let width = self.codebook.shape().last();
-        let pull = commitment.as_ref().map_or(0.0, |g| 2.0 * g.f32()[0] / self.y.len() as f32);
+        let pull = commitment.map_or(0.0, |g| 2.0 * g.f32()[0] / self.y.len() as f32);
         if let Some(mut grad) = tape.grad(self.codebook)? {
             let accumulate = grad.accumulate;
             let (y, embedded, tokens) =
-                (tape.f32(self.y), tape.f32(self.result.embedded), tape.i32(self.result.tokens));
+                (tape.f32(self.y), tape.f32(self.saved), tape.i32(self.result.tokens));
             let table = grad.slice();
             if !accumulate {
                 table.fill(0.0);
@@ -220,20 +184,45 @@ impl Backward for Quantise {
         }
         if let Some(mut grad) = tape.grad(self.y)? {
             let accumulate = grad.accumulate;
-            let (y, embedded) = (tape.f32(self.y), tape.f32(self.result.embedded));
+            let (y, embedded) = (tape.f32(self.y), tape.f32(self.saved));
             const CHUNK: usize = 1 << 14;
             cpu::chunks_mut(grad.slice(), CHUNK, |i, grad| {
                 for (j, g) in grad.iter_mut().enumerate() {
                     let at = i * CHUNK + j;
-                    let value = straight.as_ref().map_or(0.0, |s| s.f32()[at])
-                        + self.beta * pull * (y[at] - embedded[at]);
+                    let value =
+                        straight.map_or(0.0, |s| s.f32()[at]) + self.beta * pull * (y[at] - embedded[at]);
                     *g = if accumulate { *g + value } else { value };
                 }
             });
             tape.put_grad(grad);
         }
-        for block in [straight, commitment].into_iter().flatten() {
-            tape.give_back(block);
+        Ok(())
+    }
+
+    fn gpu_backward(
+        &self,
+        tape: &mut Tape,
+        gpu: &Gpu,
+        (straight, commitment): (Option<&Block>, Option<&Block>),
+    ) -> Result<()> {
+        let (entries, width, n) = (self.codebook.dims()[0], self.codebook.dims()[1], self.y.len());
+        let pull = commitment.map_or(0, Block::at);
+        if let Some(grad) = tape.grad(self.codebook)? {
+            let (from, tokens) = (tape.view(self.saved), self.result.tokens);
+            let (parts, splits) = launches::scatter(tape, gpu, from, tokens, entries, width)?;
+            let (table, grid) = (entries * width, Grid::elements(gpu, entries * width));
+            let add = grad.accumulate;
+            kernels::codebook_gradient(gpu, grid, grad.view(), parts.at(), pull, n, splits, table, add)?;
+            tape.give_back(parts);
+            tape.put_grad(grad);
+        }
+        if let Some(grad) = tape.grad(self.y)? {
+            let dtype = self.result.embedded.dtype();
+            let straight = straight.map_or(View::NOTHING, |block| View::new(block.at(), dtype));
+            let (grid, to, from, add) =
+                (Grid::elements(gpu, n), grad.view(), tape.at(self.saved), grad.accumulate);
+            kernels::quantise_gradient(gpu, grid, to, straight, pull, from, self.beta, n, add)?;
+            tape.put_grad(grad);
         }
         Ok(())
     }

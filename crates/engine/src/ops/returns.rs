@@ -1,4 +1,8 @@
-use crate::cuda::{Grid, kernels};
+//! Lambda-returns, and which steps of a sequence come before its end.
+
+use crate::backend::Backend;
+use crate::cuda::{Gpu, Grid, kernels};
+use crate::memory::Block;
 use crate::{DType, Error, Result, Tape, Tensor};
 
 const OP: &str = "lambda-returns";
@@ -23,43 +27,70 @@ impl Tape {
                 return Err(Error::ShapeMismatch { op: OP, lhs: rewards.shape(), rhs: other.shape(), rule });
             }
         }
-        let time = rewards.shape().last();
         let mut out = self.alloc(rewards.len(), DType::F32)?;
-        if let Some(gpu) = self.gpu() {
-            let rows = rewards.dims()[0];
-            let (r, e, v) = (self.view(rewards), self.at(ends), self.view(values));
-            let grid = Grid::elements(gpu, rows);
-            kernels::lambda_returns(gpu, grid, out.at(), r, e, v, time, rows, gamma, lambda)?;
-            return Ok(self.push(out, rewards.shape(), DType::F32, false));
+        match self.backend() {
+            Backend::Cpu => self.cpu_lambda_returns(rewards, ends, values, gamma, lambda, &mut out),
+            Backend::Cuda(gpu) => {
+                self.gpu_lambda_returns(&gpu, rewards, ends, values, gamma, lambda, &out)?
+            }
         }
-        let (rewards_v, ends_v, values_v) = (self.f32(rewards), self.i32(ends), self.f32(values));
-        for (row, out) in out.f32_mut().chunks_exact_mut(time.max(1)).enumerate() {
-            let (r, e, v) = (&rewards_v[row * time..], &ends_v[row * time..], &values_v[row * time..]);
+        Ok(self.push(out, rewards.shape(), DType::F32, false))
+    }
+
+    fn cpu_lambda_returns(
+        &self,
+        rewards: Tensor,
+        ends: Tensor,
+        values: Tensor,
+        gamma: f32,
+        lambda: f32,
+        out: &mut Block,
+    ) {
+        let time = rewards.shape().last();
+        let (rewards, ends, values) = (self.f32(rewards), self.i32(ends), self.f32(values));
+        for (row, out) in out.f32_mut().chunks_exact_mut(time).enumerate() {
+            let (r, e, v) = (&rewards[row * time..], &ends[row * time..], &values[row * time..]);
             out[time - 1] = v[time - 1];
             for t in (0..time - 1).rev() {
                 let next = (1.0 - lambda) * v[t + 1] + lambda * out[t + 1];
                 out[t] = r[t] + if e[t] == 0 { gamma * next } else { 0.0 };
             }
         }
-        Ok(self.push(out, rewards.shape(), DType::F32, false))
     }
-}
 
-impl Tape {
+    fn gpu_lambda_returns(
+        &self,
+        gpu: &Gpu,
+        rewards: Tensor,
+        ends: Tensor,
+        values: Tensor,
+        gamma: f32,
+        lambda: f32,
+        out: &Block,
+    ) -> Result<()> {
+        let (rows, time) = (rewards.dims()[0], rewards.shape().last());
+        let (r, e, v) = (self.view(rewards), self.at(ends), self.view(values));
+        let grid = Grid::elements(gpu, rows);
+        kernels::lambda_returns(gpu, grid, out.at(), r, e, v, time, rows, gamma, lambda)
+    }
+
     /// 1 for every step up to and including the first end, 0 after it: ends i32 [B, T] -> [B, T]
     pub fn alive(&mut self, ends: Tensor) -> Result<Tensor> {
         self.check("alive", ends, DType::I32)?;
         let time = ends.shape().last().max(1);
         let mut out = self.alloc(ends.len(), DType::F32)?;
-        if let Some(gpu) = self.gpu() {
-            let rows = ends.len() / time;
-            kernels::alive(gpu, Grid::elements(gpu, rows), out.at(), self.at(ends), time, rows)?;
-            return Ok(self.push(out, ends.shape(), DType::F32, false));
-        }
-        let rows = out.f32_mut().chunks_exact_mut(time).zip(self.i32(ends).chunks_exact(time));
-        for (out, ends) in rows {
-            let last = ends.iter().position(|&e| e != 0).unwrap_or(time);
-            out.iter_mut().enumerate().for_each(|(t, o)| *o = if t <= last { 1.0 } else { 0.0 });
+        match self.backend() {
+            Backend::Cpu => {
+                let rows = out.f32_mut().chunks_exact_mut(time).zip(self.i32(ends).chunks_exact(time));
+                for (out, ends) in rows {
+                    let last = ends.iter().position(|&e| e != 0).unwrap_or(time);
+                    out.iter_mut().enumerate().for_each(|(t, o)| *o = if t <= last { 1.0 } else { 0.0 });
+                }
+            }
+            Backend::Cuda(gpu) => {
+                let rows = ends.len() / time;
+                kernels::alive(&gpu, Grid::elements(&gpu, rows), out.at(), self.at(ends), time, rows)?;
+            }
         }
         Ok(self.push(out, ends.shape(), DType::F32, false))
     }

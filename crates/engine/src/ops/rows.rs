@@ -1,6 +1,8 @@
-//! Tables that outlive steps: reading and writing rows by number.
+//! Tables that outlive steps: reading and writing rows by index.
 
-use crate::cuda::{Grid, View, kernels};
+use crate::backend::Backend;
+use crate::cuda::{Gpu, Grid, View, kernels};
+use crate::memory::Block;
 use crate::{Buffer, DType, Error, Result, Tape, Tensor};
 
 impl Tape {
@@ -8,30 +10,44 @@ impl Tape {
     pub fn gather_rows(&mut self, table: &Buffer, indices: Tensor) -> Result<Tensor> {
         const OP: &str = "gather rows";
         let (rows, row) = self.check_rows(OP, table, indices)?;
-        let (n, dtype) = (indices.len() * row, table.dtype());
         let shape = table.shape().with_dim(0, indices.len());
         let source = self.buffer(table)?;
-        let mut out = self.alloc(n, dtype)?;
-        if let Some(gpu) = self.gpu() {
-            let (grid, to, from, at) = (Grid::elements(gpu, n), out.at(), self.at(source), self.at(indices));
-            match dtype {
-                DType::F32 | DType::BF16 => {
-                    let (to, from) = (View::new(to, dtype), View::new(from, dtype));
-                    kernels::gather(gpu, grid, to, from, at, row, rows, n)?;
-                }
-                DType::I32 => kernels::gather_words(gpu, grid, to, from, at, row, rows, n)?,
-                DType::U8 => kernels::gather_bytes(gpu, grid, to, from, at, row, rows, n)?,
-            }
-        } else {
-            let (bytes, line) = (self.bytes(source), row * dtype.size());
-            for (out, &index) in out.all_mut::<u8>().chunks_exact_mut(line.max(1)).zip(self.i32(indices)) {
-                match usize::try_from(index).ok().filter(|&i| i < rows) {
-                    Some(index) => out.copy_from_slice(&bytes[index * line..(index + 1) * line]),
-                    None => out.fill(0),
-                }
+        let mut out = self.alloc(indices.len() * row, table.dtype())?;
+        match self.backend() {
+            Backend::Cpu => self.cpu_gather_rows(source, indices, (rows, row), &mut out),
+            Backend::Cuda(gpu) => self.gpu_gather_rows(&gpu, source, indices, (rows, row), &out)?,
+        }
+        Ok(self.push(out, shape, table.dtype(), false))
+    }
+
+    fn cpu_gather_rows(&self, table: Tensor, indices: Tensor, (rows, row): (usize, usize), out: &mut Block) {
+        let (bytes, line) = (self.bytes(table), row * table.dtype().size());
+        for (out, &index) in out.all_mut::<u8>().chunks_exact_mut(line.max(1)).zip(self.i32(indices)) {
+            match usize::try_from(index).ok().filter(|&i| i < rows) {
+                Some(index) => out.copy_from_slice(&bytes[index * line..(index + 1) * line]),
+                None => out.fill(0),
             }
         }
-        Ok(self.push(out, shape, dtype, false))
+    }
+
+    fn gpu_gather_rows(
+        &self,
+        gpu: &Gpu,
+        table: Tensor,
+        indices: Tensor,
+        (rows, row): (usize, usize),
+        out: &Block,
+    ) -> Result<()> {
+        let n = indices.len() * row;
+        let (grid, to, from, at) = (Grid::elements(gpu, n), out.at(), self.at(table), self.at(indices));
+        match table.dtype() {
+            dtype @ (DType::F32 | DType::BF16) => {
+                let (to, from) = (View::new(to, dtype), View::new(from, dtype));
+                kernels::gather(gpu, grid, to, from, at, row, rows, n)
+            }
+            DType::I32 => kernels::gather_words(gpu, grid, to, from, at, row, rows, n),
+            DType::U8 => kernels::gather_bytes(gpu, grid, to, from, at, row, rows, n),
+        }
     }
 
     /// Writes values [M, ..] to the rows of a buffer [N, ..] named by indices i32 [M]. Those with an index outside the table are left out; the
@@ -45,26 +61,45 @@ impl Tape {
             return Err(Error::ShapeMismatch { op: OP, lhs: table.shape(), rhs: values.shape(), rule });
         }
         self.writable(table, values)?;
-        if self.gpu().is_some() {
-            let (to, n) = (self.buffer_at(table)?, values.len());
-            let (from, at) = (self.at(values), self.at(indices));
-            let Some(gpu) = self.gpu() else { return Ok(()) };
-            let grid = Grid::elements(gpu, n);
-            return match table.dtype() {
-                DType::F32 | DType::BF16 => {
-                    let (to, from) = (View::new(to, table.dtype()), View::new(from, values.dtype()));
-                    kernels::scatter_rows(gpu, grid, to, from, at, row, rows, n)
-                }
-                DType::I32 => kernels::scatter_rows_words(gpu, grid, to, from, at, row, rows, n),
-                DType::U8 => kernels::scatter_rows_bytes(gpu, grid, to, from, at, row, rows, n),
-            };
+        match self.backend() {
+            Backend::Cpu => self.cpu_scatter_rows(table, indices, values, (rows, row)),
+            Backend::Cuda(gpu) => self.gpu_scatter_rows(&gpu, table, indices, values, (rows, row)),
         }
+    }
+
+    fn cpu_scatter_rows(
+        &mut self,
+        table: &Buffer,
+        indices: Tensor,
+        values: Tensor,
+        (rows, row): (usize, usize),
+    ) -> Result<()> {
         for m in 0..indices.len() {
             if let Some(index) = usize::try_from(self.i32(indices)[m]).ok().filter(|&i| i < rows) {
                 self.store_rows(table, index * row, values, m * row, row)?;
             }
         }
         Ok(())
+    }
+
+    fn gpu_scatter_rows(
+        &mut self,
+        gpu: &Gpu,
+        table: &Buffer,
+        indices: Tensor,
+        values: Tensor,
+        (rows, row): (usize, usize),
+    ) -> Result<()> {
+        let (to, n) = (self.buffer_at(table)?, values.len());
+        let (grid, from, at) = (Grid::elements(gpu, n), self.at(values), self.at(indices));
+        match table.dtype() {
+            DType::F32 | DType::BF16 => {
+                let (to, from) = (View::new(to, table.dtype()), View::new(from, values.dtype()));
+                kernels::scatter_rows(gpu, grid, to, from, at, row, rows, n)
+            }
+            DType::I32 => kernels::scatter_rows_words(gpu, grid, to, from, at, row, rows, n),
+            DType::U8 => kernels::scatter_rows_bytes(gpu, grid, to, from, at, row, rows, n),
+        }
     }
 
     /// (rows of a table, elements of a row)

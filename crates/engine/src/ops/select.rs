@@ -1,4 +1,8 @@
-use crate::cuda::{Grid, View, kernels};
+//! Choosing between rows of two tensors by a mask.
+
+use crate::backend::Backend;
+use crate::cuda::{Gpu, Grid, View, kernels};
+use crate::memory::Block;
 use crate::{DType, Error, Result, Tape, Tensor};
 
 const OP: &str = "select rows";
@@ -18,19 +22,26 @@ impl Tape {
         }
         let dtype = self.joint(&[yes, no]);
         let mut out = self.alloc(yes.len(), dtype)?;
-        let row = yes.len() / mask.len().max(1);
-        if let Some(gpu) = self.gpu() {
-            let (n, to, mask) = (yes.len(), View::new(out.at(), dtype), self.at(mask));
-            let grid = Grid::elements(gpu, n);
-            kernels::select_rows(gpu, grid, to, mask, self.view(yes), self.view(no), row, n)?;
-            return Ok(self.push(out, yes.shape(), dtype, false));
+        match self.backend() {
+            Backend::Cpu => self.cpu_select_rows(mask, yes, no, &mut out),
+            Backend::Cuda(gpu) => self.gpu_select_rows(&gpu, mask, yes, no, &out)?,
         }
+        Ok(self.push(out, yes.shape(), dtype, false))
+    }
+
+    fn cpu_select_rows(&self, mask: Tensor, yes: Tensor, no: Tensor, out: &mut Block) {
+        let row = yes.len() / mask.len().max(1);
         for (b, &flag) in self.i32(mask).iter().enumerate() {
             let range = b * row..(b + 1) * row;
             let source = if flag != 0 { yes } else { no };
             out.f32_mut()[range.clone()].copy_from_slice(&self.f32(source)[range]);
         }
-        Ok(self.push(out, yes.shape(), dtype, false))
+    }
+
+    fn gpu_select_rows(&self, gpu: &Gpu, mask: Tensor, yes: Tensor, no: Tensor, out: &Block) -> Result<()> {
+        let (n, row) = (yes.len(), yes.len() / mask.len().max(1));
+        let (grid, to) = (Grid::elements(gpu, n), View::new(out.at(), self.joint(&[yes, no])));
+        kernels::select_rows(gpu, grid, to, self.at(mask), self.view(yes), self.view(no), row, n)
     }
 }
 

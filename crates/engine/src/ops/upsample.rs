@@ -1,9 +1,13 @@
+//! Nearest-neighbour enlargement: every pixel four times.
+
 use super::Backward;
+use crate::backend::Backend;
 use crate::cpu;
-use crate::cuda::{Grid, View, kernels};
+use crate::cuda::{Gpu, Grid, View, kernels};
+use crate::memory::Block;
+use crate::tape::Grad;
 use crate::{Error, Result, Tape, Tensor};
 
-/// Every pixel four times.
 pub(crate) struct Upsample {
     x: Tensor,
     out: Tensor,
@@ -20,22 +24,9 @@ impl Tape {
             return Err(Error::BadShape { op: OP, shape: x.shape(), rule: "x is [B, H, W, C]" });
         };
         let mut out = self.alloc(4 * x.len(), x.dtype())?;
-        if let Some(gpu) = self.gpu() {
-            let (n, to) = (4 * x.len(), View::new(out.at(), x.dtype()));
-            kernels::upsample(gpu, Grid::elements(gpu, n), to, self.view(x), 2 * width, channels, n)?;
-        } else {
-            let xv = self.f32(x);
-            let line = width * channels;
-            // One task per input row: it becomes two output rows.
-            cpu::chunks_mut(out.f32_mut(), 4 * line, |row, out| {
-                let (top, bottom) = out.split_at_mut(2 * line);
-                let source = xv[row * line..(row + 1) * line].chunks_exact(channels);
-                for (out, x) in top.chunks_exact_mut(2 * channels).zip(source) {
-                    out[..channels].copy_from_slice(x);
-                    out[channels..].copy_from_slice(x);
-                }
-                bottom.copy_from_slice(top);
-            });
+        match self.backend() {
+            Backend::Cpu => self.cpu_upsample(x, &mut out),
+            Backend::Cuda(gpu) => self.gpu_upsample(&gpu, x, &out)?,
         }
         let needs_grad = self.needs_grad(x);
         let out = self.push(out, [batch, 2 * height, 2 * width, channels], x.dtype(), needs_grad);
@@ -44,36 +35,66 @@ impl Tape {
         }
         Ok(out)
     }
+
+    fn cpu_upsample(&self, x: Tensor, out: &mut Block) {
+        let (width, channels) = (x.dims()[2], x.dims()[3]);
+        let (xv, line) = (self.f32(x), width * channels);
+        // One task per input row: it becomes two output rows.
+        cpu::chunks_mut(out.f32_mut(), 4 * line, |row, out| {
+            let (top, bottom) = out.split_at_mut(2 * line);
+            let source = xv[row * line..(row + 1) * line].chunks_exact(channels);
+            for (out, x) in top.chunks_exact_mut(2 * channels).zip(source) {
+                out[..channels].copy_from_slice(x);
+                out[channels..].copy_from_slice(x);
+            }
+            bottom.copy_from_slice(top);
+        });
+    }
+
+    fn gpu_upsample(&self, gpu: &Gpu, x: Tensor, out: &Block) -> Result<()> {
+        let (width, channels) = (x.dims()[2], x.dims()[3]);
+        let (n, to) = (4 * x.len(), View::new(out.at(), x.dtype()));
+        kernels::upsample(gpu, Grid::elements(gpu, n), to, self.view(x), 2 * width, channels, n)
+    }
 }
 
 impl Backward for Upsample {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        let (width, channels) = (self.x.dims()[2], self.x.dims()[3]);
-        let line = width * channels;
-        if let Some(mut grad) = tape.grad(self.x)? {
-            let accumulate = grad.accumulate;
-            if let Some(gpu) = tape.gpu() {
-                let (n, dy) = (self.x.len(), View::new(dy.at(), self.out.dtype()));
-                let (grid, dx) = (Grid::elements(gpu, n), grad.view());
-                kernels::upsample_gradient(gpu, grid, dx, dy, width, channels, n, accumulate)?;
-            } else {
-                cpu::chunks_mut(grad.slice(), line, |row, dx| {
-                    let (top, bottom) = dy.f32()[row * 4 * line..(row + 1) * 4 * line].split_at(2 * line);
-                    for (x, dx) in dx.chunks_exact_mut(channels).enumerate() {
-                        let pair = 2 * x * channels..(2 * x + 2) * channels;
-                        let (top, bottom) = (&top[pair.clone()], &bottom[pair]);
-                        for c in 0..channels {
-                            let sum = (top[c] + top[channels + c]) + (bottom[c] + bottom[channels + c]);
-                            dx[c] = if accumulate { dx[c] + sum } else { sum };
-                        }
-                    }
-                });
+        if let Some(mut dx) = tape.grad(self.x)? {
+            match tape.backend() {
+                Backend::Cpu => self.cpu_gradient(&dy, &mut dx),
+                Backend::Cuda(gpu) => self.gpu_gradient(&gpu, &dy, &dx)?,
             }
-            tape.put_grad(grad);
+            tape.put_grad(dx);
         }
         tape.give_back(dy);
         Ok(())
+    }
+}
+
+impl Upsample {
+    fn cpu_gradient(&self, dy: &Block, dx: &mut Grad) {
+        let (width, channels) = (self.x.dims()[2], self.x.dims()[3]);
+        let (line, accumulate) = (width * channels, dx.accumulate);
+        cpu::chunks_mut(dx.slice(), line, |row, dx| {
+            let (top, bottom) = dy.f32()[row * 4 * line..(row + 1) * 4 * line].split_at(2 * line);
+            for (x, dx) in dx.chunks_exact_mut(channels).enumerate() {
+                let pair = 2 * x * channels..(2 * x + 2) * channels;
+                let (top, bottom) = (&top[pair.clone()], &bottom[pair]);
+                for c in 0..channels {
+                    let sum = (top[c] + top[channels + c]) + (bottom[c] + bottom[channels + c]);
+                    dx[c] = if accumulate { dx[c] + sum } else { sum };
+                }
+            }
+        });
+    }
+
+    fn gpu_gradient(&self, gpu: &Gpu, dy: &Block, dx: &Grad) -> Result<()> {
+        let (width, channels) = (self.x.dims()[2], self.x.dims()[3]);
+        let (n, dy) = (self.x.len(), View::new(dy.at(), self.out.dtype()));
+        let grid = Grid::elements(gpu, n);
+        kernels::upsample_gradient(gpu, grid, dx.view(), dy, width, channels, n, dx.accumulate)
     }
 }
 

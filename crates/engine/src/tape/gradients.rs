@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Tape;
+use crate::backend::Backend;
 use crate::cuda::{Grid, View, kernels};
 use crate::memory::Block;
 use crate::{DType, Error, Params, Result, Tensor};
@@ -49,18 +50,18 @@ impl Tape {
             return Err(Error::NoGradient { op: OP });
         }
         let mut one = self.alloc(1, DType::F32)?;
-        match self.gpu() {
-            Some(gpu) => {
-                let grid = Grid { threads: 1, ..Grid::blocks(1) };
-                kernels::check_finite(gpu, grid, self.at(loss), gpu.op("the loss"), gpu.fault())?;
-                gpu.fill_words(one.at(), 1f32.to_bits(), 1)?;
-            }
-            None => {
+        match self.backend() {
+            Backend::Cpu => {
                 let value = self.f32(loss)[0];
                 if !value.is_finite() {
                     return Err(Error::NotFinite { what: "the loss", value });
                 }
                 one.f32_mut()[0] = 1.0;
+            }
+            Backend::Cuda(gpu) => {
+                let grid = Grid { threads: 1, ..Grid::blocks(1) };
+                kernels::check_finite(&gpu, grid, self.at(loss), gpu.op("the loss"), gpu.fault())?;
+                gpu.fill_words(one.at(), 1f32.to_bits(), 1)?;
             }
         }
         self.backward_from(loss, one, DType::F32)
@@ -85,9 +86,11 @@ impl Tape {
                 for node in nodes.iter().filter(|node| !node.grad_written) {
                     if let Some((bound, start)) = node.grad_home {
                         let block = &mut self.bound[bound].block;
-                        match self.device.gpu() {
-                            Some(gpu) => gpu.fill_words(block.at() + 4 * start as u64, 0, node.len)?,
-                            None => block.f32_mut()[start..start + node.len].fill(0.0),
+                        match self.device.backend() {
+                            Backend::Cpu => block.f32_mut()[start..start + node.len].fill(0.0),
+                            Backend::Cuda(gpu) => {
+                                gpu.fill_words(block.at() + 4 * start as u64, 0, node.len)?
+                            }
                         }
                     }
                 }
@@ -123,7 +126,7 @@ impl Tape {
             Some((bound, start)) => (std::mem::take(&mut self.bound[bound].block), start),
             None => match node.grad.take() {
                 Some(block) => (block, 0),
-                None => (self.arena.take(len * dtype.size(), self.device.gpu())?, 0),
+                None => (self.arena.take(len * dtype.size(), self.device.backend())?, 0),
             },
         };
         Ok(Some(Grad { block, start, len, node: tensor.node, accumulate, dtype }))
@@ -169,14 +172,14 @@ impl Tape {
     /// grad (+)= source, stored as `dtype`
     pub(crate) fn add_or_set(&self, grad: &mut Grad, source: &Block, dtype: DType) -> Result<()> {
         let accumulate = grad.accumulate;
-        match self.gpu() {
-            Some(gpu) => {
-                let (n, source) = (grad.len, View::new(source.at(), dtype));
-                kernels::copy(gpu, Grid::elements(gpu, n), grad.view(), source, n, accumulate)
-            }
-            None => {
+        match self.backend() {
+            Backend::Cpu => {
                 add_or_set(grad.slice(), source.f32(), accumulate);
                 Ok(())
+            }
+            Backend::Cuda(gpu) => {
+                let (n, source) = (grad.len, View::new(source.at(), dtype));
+                kernels::copy(&gpu, Grid::elements(&gpu, n), grad.view(), source, n, accumulate)
             }
         }
     }

@@ -1,13 +1,14 @@
 //! One step: ops run at once, record what their gradients need, and are walked backwards.
 
-mod gpu;
+mod cuda;
 mod gradients;
 
 use std::sync::Arc;
 
-pub(crate) use gpu::Operand;
+pub(crate) use cuda::Operand;
 pub(crate) use gradients::{Grad, add_or_set};
 
+use crate::backend::Backend;
 use crate::cuda::{Grid, View, kernels};
 use crate::device::{Bf16, Element, Slot, from_bf16};
 use crate::memory::{Arena, Block};
@@ -127,12 +128,13 @@ impl Tape {
 
     /// Tells a GPU the step's key.
     pub(crate) fn prepare(&mut self) -> Result<()> {
-        let Some(gpu) = self.device.gpu() else { return Ok(()) };
+        let backend = self.backend();
+        let Backend::Cuda(gpu) = &backend else { return Ok(()) };
         gpu.enter()?;
         let words = self.key.words();
         let state = match &mut self.state {
             Some(state) => state,
-            none => none.insert(Block::zeroed("the random key", size_of_val(&words), Some(gpu))?),
+            none => none.insert(Block::zeroed("the random key", size_of_val(&words), &backend)?),
         };
         gpu.upload(state.at(), bytemuck::bytes_of(&words))
     }
@@ -151,7 +153,7 @@ impl Tape {
             // What a failed op had taken out is gone; its owner gets zeros.
             let bytes = bound.slot.shape.len() * bound.slot.dtype.size();
             if bytes > 0 && bound.block.is_lost() {
-                let zeros = || Block::zeroed(&bound.slot.name, bytes, self.device.gpu());
+                let zeros = || Block::zeroed(&bound.slot.name, bytes, self.device.backend());
                 let Ok(block) = zeros().or_else(|_| {
                     // Memory is full: what steps keep for later makes room.
                     self.arena = Arena::default();
@@ -265,21 +267,21 @@ impl Tape {
         len: usize,
     ) -> Result<()> {
         let bound = self.writable(buffer, tensor)?;
-        if let Some(gpu) = self.gpu() {
-            let to = self.bound[bound].block.at();
-            return gpu::copy_part(
-                gpu,
-                (to, buffer.dtype(), start),
-                (self.at(tensor), tensor.dtype, from),
-                len,
-            );
+        match self.backend() {
+            Backend::Cpu => {
+                self.cpu_store_rows(bound, start, tensor, from, len);
+                Ok(())
+            }
+            Backend::Cuda(gpu) => self.gpu_store_rows(&gpu, bound, start, tensor, from, len),
         }
+    }
+
+    fn cpu_store_rows(&mut self, bound: usize, start: usize, tensor: Tensor, from: usize, len: usize) {
         let mut block = std::mem::take(&mut self.bound[bound].block);
         let size = tensor.dtype.size();
         let source = &self.bytes(tensor)[from * size..(from + len) * size];
         block.all_mut::<u8>()[start * size..(start + len) * size].copy_from_slice(source);
         self.bound[bound].block = block;
-        Ok(())
     }
 
     /// Gives `f` a bound buffer to change in place, beside read access to the tape.
@@ -304,19 +306,28 @@ impl Tape {
             return Err(Error::ShapeMismatch { op: OP, lhs: buffer.shape(), rhs: scalar.shape, rule });
         }
         let bound = self.bind(buffer)?;
-        if let Some(gpu) = self.gpu() {
-            let to = View::new(self.bound[bound].block.at() + 4 * index as u64, DType::F32);
-            return kernels::copy(gpu, Grid::blocks(1), to, self.view(scalar), 1, true);
+        match self.backend() {
+            Backend::Cpu => {
+                let value = self.f32(scalar)[0];
+                self.bound[bound].block.f32_mut()[index] += value;
+                Ok(())
+            }
+            Backend::Cuda(gpu) => {
+                let to = View::new(self.bound[bound].block.at() + 4 * index as u64, DType::F32);
+                kernels::copy(&gpu, Grid::blocks(1), to, self.view(scalar), 1, true)
+            }
         }
-        let value = self.f32(scalar)[0];
-        self.bound[bound].block.f32_mut()[index] += value;
-        Ok(())
     }
 
-    // ---- for ops: allocation, data, recording ----
+    // ---- for ops: backend, allocation, data, recording ----
+
+    /// What the step computes on: a handle of its own, so that an op can hold it while it changes the tape.
+    pub(crate) fn backend(&self) -> Backend {
+        self.device.backend().clone()
+    }
 
     pub(crate) fn alloc(&mut self, len: usize, dtype: DType) -> Result<Block> {
-        self.arena.take(len * dtype.size(), self.device.gpu())
+        self.arena.take(len * dtype.size(), self.device.backend())
     }
 
     /// Working memory of one op, in f32s.
@@ -462,9 +473,11 @@ impl Tape {
             return Ok(tensor);
         }
         let mut block = self.alloc(tensor.len(), tensor.dtype)?;
-        match self.gpu() {
-            Some(gpu) => gpu.copy(block.at(), self.at(tensor), tensor.len() * tensor.dtype.size())?,
-            None => block.all_mut::<u8>().copy_from_slice(self.bytes(tensor)),
+        match self.backend() {
+            Backend::Cpu => block.all_mut::<u8>().copy_from_slice(self.bytes(tensor)),
+            Backend::Cuda(gpu) => {
+                gpu.copy(block.at(), self.at(tensor), tensor.len() * tensor.dtype.size())?
+            }
         }
         Ok(self.push(block, tensor.shape, tensor.dtype, false))
     }

@@ -1,5 +1,6 @@
 //! Group-norms on a GPU: one pass over an image where a block, or a cluster of blocks, can keep it, otherwise sums over parts of it first.
 
+use super::super::launches;
 use super::GroupNorm;
 use crate::cuda::{Gpu, Grid, View, kernels};
 use crate::memory::Block;
@@ -43,6 +44,7 @@ impl Tape {
     /// Writes the result, and mean and inverse deviation of every channel as its group has them.
     pub(super) fn gpu_group_norm(
         &mut self,
+        gpu: &Gpu,
         x: Tensor,
         [gain, shift]: [Tensor; 2],
         groups: usize,
@@ -51,7 +53,6 @@ impl Tape {
         out: &Block,
         statistics: &Block,
     ) -> Result<()> {
-        let Some(gpu) = self.gpu() else { return Ok(()) };
         let sums = Sums::of(x, FORWARD_BLOCKS * gpu.processors());
         let Sums { pixels, channels, splits, .. } = sums;
         let (to, from) = (View::new(out.at(), self.float()), self.view(x));
@@ -62,44 +63,42 @@ impl Tape {
                 gpu, grid, to, statistics, from, gain, shift, pixels, channels, groups, epsilon, swish,
             );
         }
-        if let Some((kernel, grid)) = self.keeper_for(&KEEPERS, &sums, &[x.dtype()], groups) {
+        if let Some((kernel, grid)) = keeper_for(gpu, &KEEPERS, &sums, &[x.dtype()], groups) {
             let (to, from) = (to.at, from.at);
             return kernel(
                 gpu, grid, to, statistics, from, gain, shift, pixels, channels, groups, epsilon, swish,
             );
         }
         let parts = self.scratch(sums.len())?;
-        if let Some(gpu) = self.gpu() {
-            let (part, grid) = (parts.at(), sums.grid());
-            kernels::group_norm_sums(gpu, grid, from, part, pixels, channels, splits)?;
-            let grid = Grid { shared: 20 * channels, ..grid };
-            kernels::group_norm(
-                gpu, grid, to, statistics, from, part, gain, shift, pixels, channels, splits, groups,
-                epsilon, swish,
-            )?;
-        }
+        let (part, grid) = (parts.at(), sums.grid());
+        kernels::group_norm_sums(gpu, grid, from, part, pixels, channels, splits)?;
+        let grid = Grid { shared: 20 * channels, ..grid };
+        kernels::group_norm(
+            gpu, grid, to, statistics, from, part, gain, shift, pixels, channels, splits, groups, epsilon,
+            swish,
+        )?;
         self.give_back(parts);
         Ok(())
     }
+}
 
-    /// The first of these that can do it, and its grid: all tensors are in bf16, channels and groups powers of two.
-    fn keeper_for<Kernel: Copy>(
-        &self,
-        keepers: &'static [Keeper<Kernel>],
-        sums: &Sums,
-        dtypes: &[DType],
-        groups: usize,
-    ) -> Option<(Kernel, Grid)> {
-        let Sums { batch, pixels, channels, .. } = *sums;
-        let fits = self.gpu()?.has_clusters()
-            && dtypes.iter().all(|dtype| *dtype == DType::BF16)
-            && takes_shapes(channels, groups);
-        // Each of the blocks has its share of the pixels.
-        let holds = |k: &&Keeper<Kernel>| pixels.div_ceil(k.blocks) * channels <= k.threads * k.kept * 8;
-        let keeper = keepers.iter().filter(|_| fits).find(holds)?;
-        let grid = Grid { blocks: (batch * keeper.blocks, 1), threads: keeper.threads, shared: 0 };
-        Some((keeper.kernel, grid))
-    }
+/// The first of these that can do it, and its grid: all tensors are in bf16, channels and groups powers of two.
+fn keeper_for<Kernel: Copy>(
+    gpu: &Gpu,
+    keepers: &'static [Keeper<Kernel>],
+    sums: &Sums,
+    dtypes: &[DType],
+    groups: usize,
+) -> Option<(Kernel, Grid)> {
+    let Sums { batch, pixels, channels, .. } = *sums;
+    let fits = gpu.has_clusters()
+        && dtypes.iter().all(|dtype| *dtype == DType::BF16)
+        && takes_shapes(channels, groups);
+    // Each of the blocks has its share of the pixels.
+    let holds = |k: &&Keeper<Kernel>| pixels.div_ceil(k.blocks) * channels <= k.threads * k.kept * 8;
+    let keeper = keepers.iter().filter(|_| fits).find(holds)?;
+    let grid = Grid { blocks: (batch * keeper.blocks, 1), threads: keeper.threads, shared: 0 };
+    Some((keeper.kernel, grid))
 }
 
 /// Whether clusters of blocks can keep images of this many channels.
@@ -161,48 +160,43 @@ impl Sums {
 }
 
 impl GroupNorm {
-    pub(super) fn gpu_backward(self, tape: &mut Tape, dy: Block) -> Result<()> {
-        let at_once = GRADIENT_BLOCKS * tape.gpu().map_or(1, Gpu::processors);
-        let sums = Sums::of(self.x, at_once);
+    pub(super) fn gpu_backward(&self, tape: &mut Tape, gpu: &Gpu, dy: &Block) -> Result<()> {
+        let sums = Sums::of(self.x, GRADIENT_BLOCKS * gpu.processors());
         let (batch, channels) = (sums.batch, sums.channels);
         let shares = tape.scratch(batch * 2 * channels)?;
         let dx = tape.grad(self.x)?;
         let to = dx.as_ref().map_or(DType::BF16, |dx| dx.dtype());
         let dtypes = [self.x.dtype(), self.out.dtype(), to];
-        if let Some((kernel, grid)) = tape.keeper_for(&GRADIENT_KEEPERS, &sums, &dtypes, self.groups) {
+        if let Some((kernel, grid)) = keeper_for(gpu, &GRADIENT_KEEPERS, &sums, &dtypes, self.groups) {
             let (to, add) = dx.as_ref().map_or((0, false), |dx| (dx.at(), dx.accumulate));
-            if let Some(gpu) = tape.gpu() {
-                kernel(
-                    gpu,
-                    grid,
-                    to,
-                    tape.at(self.x),
-                    dy.at(),
-                    tape.at(self.statistics),
-                    tape.at(self.gain),
-                    tape.at(self.shift),
-                    shares.at(),
-                    sums.pixels,
-                    channels,
-                    self.groups,
-                    self.swish,
-                    add,
-                )?;
-            }
+            kernel(
+                gpu,
+                grid,
+                to,
+                tape.at(self.x),
+                dy.at(),
+                tape.at(self.statistics),
+                tape.at(self.gain),
+                tape.at(self.shift),
+                shares.at(),
+                sums.pixels,
+                channels,
+                self.groups,
+                self.swish,
+                add,
+            )?;
         } else {
-            self.gpu_backward_in_parts(tape, &sums, &dy, dx.as_ref(), &shares)?;
+            self.gpu_backward_in_parts(tape, gpu, &sums, dy, dx.as_ref(), &shares)?;
         }
         dx.into_iter().for_each(|dx| tape.put_grad(dx));
         for (part, parameter) in [(0, self.shift), (1, self.gain)] {
             if let Some(grad) = tape.grad(parameter)? {
-                let (first, stride) = (part * channels, 2 * channels);
-                tape.gpu_join_columns(grad.view(), &shares, first, batch, stride, channels, grad.accumulate)?;
+                let (first, stride, add) = (part * channels, 2 * channels, grad.accumulate);
+                launches::join_columns(gpu, grad.view(), &shares, first, batch, stride, channels, add)?;
                 tape.put_grad(grad);
             }
         }
-        for block in [shares, dy] {
-            tape.give_back(block);
-        }
+        tape.give_back(shares);
         Ok(())
     }
 
@@ -210,6 +204,7 @@ impl GroupNorm {
     fn gpu_backward_in_parts(
         &self,
         tape: &mut Tape,
+        gpu: &Gpu,
         sums: &Sums,
         dy: &Block,
         dx: Option<&Grad>,
@@ -222,32 +217,29 @@ impl GroupNorm {
         let (statistics, gain, shift) = (tape.at(self.statistics), tape.at(self.gain), tape.at(self.shift));
         let (pixels, splits, groups, swish) = (sums.pixels, sums.splits, self.groups, self.swish);
         let (sum, factor, grid) = (parts.at(), factors.at(), sums.grid());
-        if let Some(gpu) = tape.gpu() {
-            kernels::group_norm_gradient_sums(
-                gpu, grid, x, d, statistics, gain, shift, sum, pixels, channels, splits, swish,
+        kernels::group_norm_gradient_sums(
+            gpu, grid, x, d, statistics, gain, shift, sum, pixels, channels, splits, swish,
+        )?;
+        let n = batch * groups;
+        kernels::group_norm_factors(
+            gpu,
+            Grid::blocks(n.div_ceil(256)),
+            sum,
+            statistics,
+            gain,
+            factor,
+            shares.at(),
+            pixels,
+            channels,
+            splits,
+            groups,
+            n,
+        )?;
+        if let Some(dx) = dx {
+            let (to, add) = (dx.view(), dx.accumulate);
+            kernels::group_norm_gradient(
+                gpu, grid, to, x, d, statistics, gain, shift, factor, pixels, channels, splits, swish, add,
             )?;
-            let n = batch * groups;
-            kernels::group_norm_factors(
-                gpu,
-                Grid::blocks(n.div_ceil(256)),
-                sum,
-                statistics,
-                gain,
-                factor,
-                shares.at(),
-                pixels,
-                channels,
-                splits,
-                groups,
-                n,
-            )?;
-            if let Some(dx) = dx {
-                let (to, add) = (dx.view(), dx.accumulate);
-                kernels::group_norm_gradient(
-                    gpu, grid, to, x, d, statistics, gain, shift, factor, pixels, channels, splits, swish,
-                    add,
-                )?;
-            }
         }
         tape.give_back(parts);
         tape.give_back(factors);

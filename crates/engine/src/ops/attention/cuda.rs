@@ -10,6 +10,7 @@ impl Tape {
     /// Scores of all heads by matrix products, then their softmax, then the blend of the values.
     pub(super) fn gpu_attention(
         &mut self,
+        gpu: &Gpu,
         setup: &Setup,
         inputs: [Tensor; 3],
         out: &Block,
@@ -17,36 +18,37 @@ impl Tape {
     ) -> Result<()> {
         let dtype = self.float();
         if setup.is_flash(dtype) {
-            return self.gpu_flash(setup, inputs, out, normaliser);
+            return self.gpu_flash(gpu, setup, inputs, out, normaliser);
         }
-        let [q, k, v] = inputs.map(|x| self.operand(x, dtype).and_then(|x| self.gpu_heads(setup, x)));
+        let [q, k, v] = inputs.map(|x| {
+            let x = self.gpu_operand(gpu, x, dtype)?;
+            self.gpu_heads(gpu, setup, x)
+        });
         let (q, k, v) = (q?, k?, v?);
         let (rows, stride) = (setup.batch * setup.heads * setup.time, setup.stride());
         let scores = self.scratch(rows * stride)?;
         let weights = self.alloc(rows * stride, dtype)?;
         let apart = (setup.heads > 1).then(|| self.alloc(rows * setup.head_width(), dtype)).transpose()?;
-        if let Some(gpu) = self.gpu() {
-            gpu.product(&setup.scores(q.at, k.at, scores.at(), dtype))?;
-            kernels::attention_softmax(
-                gpu,
-                Grid::rows(rows),
-                scores.at(),
-                View::new(weights.at(), dtype),
-                normaliser.at(),
-                rows,
-                setup.time,
-                stride,
-                setup.causal,
-                setup.scale(),
-                setup.dropout,
-                self.state(),
-                setup.site.number() as usize,
-            )?;
-            let to = apart.as_ref().map_or(out.at(), Block::at);
-            gpu.product(&setup.blend(weights.at(), false, v.at, (to, dtype), false, dtype))?;
-            if let Some(apart) = &apart {
-                setup.launch_heads(gpu, (out.at(), dtype), (apart.at(), dtype), true, false)?;
-            }
+        gpu.product(&setup.scores(q.at, k.at, scores.at(), dtype))?;
+        kernels::attention_softmax(
+            gpu,
+            Grid::rows(rows),
+            scores.at(),
+            View::new(weights.at(), dtype),
+            normaliser.at(),
+            rows,
+            setup.time,
+            stride,
+            setup.causal,
+            setup.scale(),
+            setup.dropout,
+            self.state(),
+            setup.site.number() as usize,
+        )?;
+        let to = apart.as_ref().map_or(out.at(), Block::at);
+        gpu.product(&setup.blend(weights.at(), false, v.at, (to, dtype), false, dtype))?;
+        if let Some(apart) = &apart {
+            setup.launch_heads(gpu, (out.at(), dtype), (apart.at(), dtype), true, false)?;
         }
         for operand in [q, k, v] {
             self.release(operand);
@@ -60,31 +62,30 @@ impl Tape {
     /// The same without scores in memory.
     fn gpu_flash(
         &mut self,
+        gpu: &Gpu,
         setup: &Setup,
         inputs: [Tensor; 3],
         out: &Block,
         normaliser: &Block,
     ) -> Result<()> {
-        let [q, k, v] = inputs.map(|x| self.operand(x, DType::BF16));
+        let [q, k, v] = inputs.map(|x| self.gpu_operand(gpu, x, DType::BF16));
         let (q, k, v) = (q?, k?, v?);
-        if let Some(gpu) = self.gpu() {
-            kernels::flash_forward(
-                gpu,
-                setup.flash_grid(),
-                out.at(),
-                normaliser.at(),
-                q.at,
-                k.at,
-                v.at,
-                setup.time,
-                setup.heads,
-                setup.causal,
-                setup.scale(),
-                setup.dropout,
-                self.state(),
-                setup.site.number() as usize,
-            )?;
-        }
+        kernels::flash_forward(
+            gpu,
+            setup.flash_grid(),
+            out.at(),
+            normaliser.at(),
+            q.at,
+            k.at,
+            v.at,
+            setup.time,
+            setup.heads,
+            setup.causal,
+            setup.scale(),
+            setup.dropout,
+            self.state(),
+            setup.site.number() as usize,
+        )?;
         for operand in [q, k, v] {
             self.release(operand);
         }
@@ -92,15 +93,13 @@ impl Tape {
     }
 
     /// [B, T, heads, d] as [B, heads, T, d].
-    fn gpu_heads(&mut self, setup: &Setup, x: Operand) -> Result<Operand> {
+    fn gpu_heads(&mut self, gpu: &Gpu, setup: &Setup, x: Operand) -> Result<Operand> {
         if setup.heads == 1 {
             return Ok(x);
         }
         let dtype = self.float();
         let apart = self.alloc(setup.batch * setup.time * setup.width, dtype)?;
-        if let Some(gpu) = self.gpu() {
-            setup.launch_heads(gpu, (apart.at(), dtype), (x.at, dtype), false, false)?;
-        }
+        setup.launch_heads(gpu, (apart.at(), dtype), (x.at, dtype), false, false)?;
         self.release(x);
         Ok(Operand::temporary(apart))
     }
@@ -186,67 +185,61 @@ impl Setup {
 }
 
 impl Attention {
-    fn flash_backward(self, tape: &mut Tape, d_out: Block) -> Result<()> {
+    fn flash_backward(&self, tape: &mut Tape, gpu: &Gpu, d_out: &Block) -> Result<()> {
         let setup = self.setup;
-        let [q, k, v] = [self.q, self.k, self.v].map(|x| tape.operand(x, DType::BF16));
+        let [q, k, v] = [self.q, self.k, self.v].map(|x| tape.gpu_operand(gpu, x, DType::BF16));
         let (q, k, v) = (q?, k?, v?);
         let rows = setup.batch * setup.heads * setup.time;
         let inner = tape.scratch(rows)?;
         let (normaliser, site) = (tape.at(self.normaliser), setup.site.number() as usize);
-        if let Some(gpu) = tape.gpu() {
-            let (grid, y) = (Grid::warps(gpu, rows), tape.at(self.out));
-            kernels::flash_inner(gpu, grid, inner.at(), y, d_out.at(), setup.time, setup.heads, rows)?;
-        }
+        let (grid, y) = (Grid::warps(gpu, rows), tape.at(self.out));
+        kernels::flash_inner(gpu, grid, inner.at(), y, d_out.at(), setup.time, setup.heads, rows)?;
         if let Some(dq) = tape.grad(self.q)? {
-            if let Some(gpu) = tape.gpu() {
-                kernels::flash_gradient_queries(
-                    gpu,
-                    setup.flash_grid(),
-                    dq.view(),
-                    q.at,
-                    k.at,
-                    v.at,
-                    d_out.at(),
-                    normaliser,
-                    inner.at(),
-                    setup.time,
-                    setup.heads,
-                    setup.causal,
-                    setup.scale(),
-                    setup.dropout,
-                    tape.state(),
-                    site,
-                    dq.accumulate,
-                )?;
-            }
+            kernels::flash_gradient_queries(
+                gpu,
+                setup.flash_grid(),
+                dq.view(),
+                q.at,
+                k.at,
+                v.at,
+                d_out.at(),
+                normaliser,
+                inner.at(),
+                setup.time,
+                setup.heads,
+                setup.causal,
+                setup.scale(),
+                setup.dropout,
+                tape.state(),
+                site,
+                dq.accumulate,
+            )?;
             tape.put_grad(dq);
         }
         // Keys and values come from one kernel, into blocks of their own: one of them may be an input twice.
         if tape.any_needs_grad(&[self.k, self.v]) {
             let (dk, dv) = (tape.alloc(self.k.len(), DType::BF16)?, tape.alloc(self.k.len(), DType::BF16)?);
-            if let Some(gpu) = tape.gpu() {
-                kernels::flash_gradient_keys(
-                    gpu,
-                    setup.flash_grid(),
-                    View::new(dk.at(), DType::BF16),
-                    View::new(dv.at(), DType::BF16),
-                    q.at,
-                    k.at,
-                    v.at,
-                    d_out.at(),
-                    normaliser,
-                    inner.at(),
-                    setup.time,
-                    setup.heads,
-                    setup.causal,
-                    setup.scale(),
-                    setup.dropout,
-                    tape.state(),
-                    site,
-                    false,
-                    false,
-                )?;
-            }
+            kernels::flash_gradient_keys(
+                gpu,
+                setup.flash_grid(),
+                View::new(dk.at(), DType::BF16),
+                View::new(dv.at(), DType::BF16),
+                q.at,
+                k.at,
+                v.at,
+                d_out.at(),
+                normaliser,
+                inner.at(),
+                setup.time,
+                setup.heads,
+                setup.causal,
+                setup.scale(),
+                setup.dropout,
+                tape.state(),
+                site,
+                false,
+                false,
+            )?;
             tape.hand_grad(self.k, dk, DType::BF16)?;
             tape.hand_grad(self.v, dv, DType::BF16)?;
         }
@@ -254,48 +247,47 @@ impl Attention {
             tape.release(operand);
         }
         tape.give_back(inner);
-        tape.give_back(d_out);
         Ok(())
     }
 
-    pub(super) fn gpu_backward(self, tape: &mut Tape, d_out: Block) -> Result<()> {
+    pub(super) fn gpu_backward(&self, tape: &mut Tape, gpu: &Gpu, d_out: &Block) -> Result<()> {
         let (setup, dtype) = (self.setup, self.out.dtype());
         if setup.is_flash(dtype) {
-            return self.flash_backward(tape, d_out);
+            return self.flash_backward(tape, gpu, d_out);
         }
-        let inputs = [self.q, self.k, self.v];
-        let [q, k, v] = inputs.map(|x| tape.operand(x, dtype).and_then(|x| tape.gpu_heads(&setup, x)));
+        let [q, k, v] = [self.q, self.k, self.v].map(|x| {
+            let x = tape.gpu_operand(gpu, x, dtype)?;
+            tape.gpu_heads(gpu, &setup, x)
+        });
         let (q, k, v) = (q?, k?, v?);
-        let d_apart = tape.gpu_heads(&setup, Operand::at(d_out.at()))?;
+        let d_apart = tape.gpu_heads(gpu, &setup, Operand::at(d_out.at()))?;
         let (rows, stride) = (setup.batch * setup.heads * setup.time, setup.stride());
         let (scores, d_scores) = (tape.scratch(rows * stride)?, tape.scratch(rows * stride)?);
         let (weights, d_weights) = (tape.alloc(rows * stride, dtype)?, tape.alloc(rows * stride, dtype)?);
         let apart = (setup.heads > 1).then(|| tape.alloc(rows * setup.head_width(), dtype)).transpose()?;
-        if let Some(gpu) = tape.gpu() {
-            gpu.product(&setup.scores(q.at, k.at, scores.at(), dtype))?;
-            gpu.product(&setup.scores(d_apart.at, v.at, d_scores.at(), dtype))?;
-            kernels::attention_gradient(
-                gpu,
-                Grid::rows(rows),
-                scores.at(),
-                d_scores.at(),
-                View::new(weights.at(), dtype),
-                View::new(d_weights.at(), dtype),
-                tape.at(self.normaliser),
-                tape.view(self.out),
-                View::new(d_out.at(), dtype),
-                rows,
-                setup.time,
-                stride,
-                setup.heads,
-                setup.head_width(),
-                setup.causal,
-                setup.scale(),
-                setup.dropout,
-                tape.state(),
-                setup.site.number() as usize,
-            )?;
-        }
+        gpu.product(&setup.scores(q.at, k.at, scores.at(), dtype))?;
+        gpu.product(&setup.scores(d_apart.at, v.at, d_scores.at(), dtype))?;
+        kernels::attention_gradient(
+            gpu,
+            Grid::rows(rows),
+            scores.at(),
+            d_scores.at(),
+            View::new(weights.at(), dtype),
+            View::new(d_weights.at(), dtype),
+            tape.at(self.normaliser),
+            tape.view(self.out),
+            View::new(d_out.at(), dtype),
+            rows,
+            setup.time,
+            stride,
+            setup.heads,
+            setup.head_width(),
+            setup.causal,
+            setup.scale(),
+            setup.dropout,
+            tape.state(),
+            setup.site.number() as usize,
+        )?;
         // dq = ds k, dk = ds^T q, dv = weights^T d_out
         for (input, left, transposed, right) in [
             (self.q, d_weights.at(), false, k.at),
@@ -304,14 +296,12 @@ impl Attention {
         ] {
             if let Some(grad) = tape.grad(input)? {
                 let (target, add) = ((grad.at(), grad.dtype()), grad.accumulate);
-                if let Some(gpu) = tape.gpu() {
-                    match &apart {
-                        None => gpu.product(&setup.blend(left, transposed, right, target, add, dtype))?,
-                        Some(apart) => {
-                            let apart = (apart.at(), dtype);
-                            gpu.product(&setup.blend(left, transposed, right, apart, false, dtype))?;
-                            setup.launch_heads(gpu, target, apart, true, add)?;
-                        }
+                match &apart {
+                    None => gpu.product(&setup.blend(left, transposed, right, target, add, dtype))?,
+                    Some(apart) => {
+                        let apart = (apart.at(), dtype);
+                        gpu.product(&setup.blend(left, transposed, right, apart, false, dtype))?;
+                        setup.launch_heads(gpu, target, apart, true, add)?;
                     }
                 }
                 tape.put_grad(grad);
@@ -320,7 +310,7 @@ impl Attention {
         for operand in [q, k, v, d_apart] {
             tape.release(operand);
         }
-        let blocks = [Some(scores), Some(d_scores), Some(weights), Some(d_weights), apart, Some(d_out)];
+        let blocks = [Some(scores), Some(d_scores), Some(weights), Some(d_weights), apart];
         blocks.into_iter().flatten().for_each(|block| tape.give_back(block));
         Ok(())
     }

@@ -1,7 +1,10 @@
-//! Cutting and joining along a dimension: time, mostly.
+//! Slices and concatenation along one dimension, and storing one step of a sequence.
 
 use super::Backward;
+use crate::backend::Backend;
 use crate::cuda::{Gpu, Grid, View, kernels};
+use crate::memory::Block;
+use crate::tape::Grad;
 use crate::{Buffer, DType, Error, Result, Shape, Tape, Tensor};
 
 /// A range along one dimension.
@@ -84,22 +87,10 @@ impl Tape {
             return Err(Error::RangeOutOfBounds { op: OP, start, end, limit });
         }
         let shape = x.shape().with_dim(axis, end - start);
-        let (outer, inner) = around(x.shape(), axis);
         let mut out = self.alloc(shape.len(), x.dtype())?;
-        if let Some(gpu) = self.gpu() {
-            let part = (end - start) * inner;
-            let to = Blocks { at: out.at(), dtype: x.dtype(), start: 0, stride: part };
-            let (start, stride) = (start * inner, limit * inner);
-            let from = Blocks { at: self.at(x), dtype: x.dtype(), start, stride };
-            copy_blocks(gpu, to, from, part, outer, false)?;
-        } else {
-            let inner = inner * x.dtype().size();
-            let (source, target) = (self.bytes(x), out.all_mut::<u8>());
-            let part = (end - start) * inner;
-            for o in 0..outer {
-                let from = (o * limit + start) * inner;
-                target[o * part..(o + 1) * part].copy_from_slice(&source[from..from + part]);
-            }
+        match self.backend() {
+            Backend::Cpu => self.cpu_slice(x, axis, start, end, &mut out),
+            Backend::Cuda(gpu) => self.gpu_slice(&gpu, x, axis, start, end, &out)?,
         }
         let needs_grad = self.needs_grad(x);
         let out = self.push(out, shape, x.dtype(), needs_grad);
@@ -107,6 +98,34 @@ impl Tape {
             self.record(Slice { x, axis, start, out });
         }
         Ok(out)
+    }
+
+    fn cpu_slice(&self, x: Tensor, axis: usize, start: usize, end: usize, out: &mut Block) {
+        let (outer, inner) = around(x.shape(), axis);
+        let (limit, inner) = (x.dims()[axis], inner * x.dtype().size());
+        let (source, target) = (self.bytes(x), out.all_mut::<u8>());
+        let part = (end - start) * inner;
+        for o in 0..outer {
+            let from = (o * limit + start) * inner;
+            target[o * part..(o + 1) * part].copy_from_slice(&source[from..from + part]);
+        }
+    }
+
+    fn gpu_slice(
+        &self,
+        gpu: &Gpu,
+        x: Tensor,
+        axis: usize,
+        start: usize,
+        end: usize,
+        out: &Block,
+    ) -> Result<()> {
+        let (outer, inner) = around(x.shape(), axis);
+        let part = (end - start) * inner;
+        let to = Blocks { at: out.at(), dtype: x.dtype(), start: 0, stride: part };
+        let (start, stride) = (start * inner, x.dims()[axis] * inner);
+        let from = Blocks { at: self.at(x), dtype: x.dtype(), start, stride };
+        copy_blocks(gpu, to, from, part, outer, false)
     }
 
     /// The inputs behind each other along `axis`; their other dimensions and element types agree.
@@ -138,27 +157,12 @@ impl Tape {
             total += input.dims()[axis];
         }
         let shape = first.shape().with_dim(axis, total);
-        let (outer, inner) = around(shape, axis);
         let dtype = if first.dtype().is_float() { self.joint(inputs) } else { first.dtype() };
         let mut out = self.alloc(shape.len(), dtype)?;
-        let size = if self.gpu().is_some() { 1 } else { dtype.size() };
-        let mut at = 0;
-        for &input in inputs {
-            let part = input.dims()[axis] * inner * size;
-            if let Some(gpu) = self.gpu() {
-                let to = Blocks { at: out.at(), dtype, start: at, stride: total * inner };
-                let from = Blocks { at: self.at(input), dtype: input.dtype(), start: 0, stride: part };
-                copy_blocks(gpu, to, from, part, outer, false)?;
-            } else {
-                let (source, target) = (self.bytes(input), out.all_mut::<u8>());
-                for o in 0..outer {
-                    let to = o * total * inner * size + at;
-                    target[to..to + part].copy_from_slice(&source[o * part..(o + 1) * part]);
-                }
-            }
-            at += part;
+        match self.backend() {
+            Backend::Cpu => self.cpu_concat(inputs, axis, total, (&mut out, dtype)),
+            Backend::Cuda(gpu) => self.gpu_concat(&gpu, inputs, axis, total, (&out, dtype))?,
         }
-
         let needs_grad = self.any_needs_grad(inputs);
         let out = self.push(out, shape, dtype, needs_grad);
         if needs_grad {
@@ -167,9 +171,42 @@ impl Tape {
         }
         Ok(out)
     }
-}
 
-impl Tape {
+    fn cpu_concat(&self, inputs: &[Tensor], axis: usize, total: usize, (out, dtype): (&mut Block, DType)) {
+        let target = out.all_mut::<u8>();
+        let mut at = 0;
+        for &input in inputs {
+            let (outer, inner) = around(input.shape(), axis);
+            let inner = inner * dtype.size();
+            let (source, part) = (self.bytes(input), input.dims()[axis] * inner);
+            for o in 0..outer {
+                let to = o * total * inner + at;
+                target[to..to + part].copy_from_slice(&source[o * part..(o + 1) * part]);
+            }
+            at += part;
+        }
+    }
+
+    fn gpu_concat(
+        &self,
+        gpu: &Gpu,
+        inputs: &[Tensor],
+        axis: usize,
+        total: usize,
+        (out, dtype): (&Block, DType),
+    ) -> Result<()> {
+        let mut at = 0;
+        for &input in inputs {
+            let (outer, inner) = around(input.shape(), axis);
+            let part = input.dims()[axis] * inner;
+            let to = Blocks { at: out.at(), dtype, start: at, stride: total * inner };
+            let from = Blocks { at: self.at(input), dtype: input.dtype(), start: 0, stride: part };
+            copy_blocks(gpu, to, from, part, outer, false)?;
+            at += part;
+        }
+        Ok(())
+    }
+
     /// Writes step `t` of a recorded sequence: tensor [B, ..] into buffer [B, T, ..].
     pub fn store_step(&mut self, buffer: &Buffer, t: usize, tensor: Tensor) -> Result<()> {
         const OP: &str = "store step";
@@ -186,17 +223,17 @@ impl Tape {
             return Err(Error::IndexOutOfRange { op: OP, index: t as i64, position: 0, limit: time });
         }
         let row = tensor.shape().len() / batch.max(1);
-        if self.gpu().is_some() {
-            self.writable(buffer, tensor)?;
-            let at = self.buffer_at(buffer)?;
-            let to = Blocks { at, dtype: buffer.dtype(), start: t * row, stride: time * row };
-            let from = Blocks { at: self.at(tensor), dtype: tensor.dtype(), start: 0, stride: row };
-            return self.gpu().map_or(Ok(()), |gpu| copy_blocks(gpu, to, from, row, batch, false));
+        match self.backend() {
+            Backend::Cpu => (0..batch)
+                .try_for_each(|b| self.store_rows(buffer, (b * time + t) * row, tensor, b * row, row)),
+            Backend::Cuda(gpu) => {
+                self.writable(buffer, tensor)?;
+                let at = self.buffer_at(buffer)?;
+                let to = Blocks { at, dtype: buffer.dtype(), start: t * row, stride: time * row };
+                let from = Blocks { at: self.at(tensor), dtype: tensor.dtype(), start: 0, stride: row };
+                copy_blocks(&gpu, to, from, row, batch, false)
+            }
         }
-        for b in 0..batch {
-            self.store_rows(buffer, (b * time + t) * row, tensor, b * row, row)?;
-        }
-        Ok(())
     }
 }
 
@@ -204,29 +241,9 @@ impl Backward for Slice {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
         if let Some(mut grad) = tape.grad(self.x)? {
-            let accumulate = grad.accumulate;
-            let (outer, inner) = around(self.x.shape(), self.axis);
-            let (limit, part) = (self.x.dims()[self.axis], self.out.dims()[self.axis] * inner);
-            if let Some(gpu) = tape.gpu() {
-                if !accumulate {
-                    gpu.fill_bytes(grad.at(), 0, self.x.len() * grad.dtype().size())?;
-                }
-                let (start, stride) = (self.start * inner, limit * inner);
-                let to = Blocks { at: grad.at(), dtype: grad.dtype(), start, stride };
-                let from = Blocks { at: dy.at(), dtype: self.out.dtype(), start: 0, stride: part };
-                copy_blocks(gpu, to, from, part, outer, true)?;
-                tape.put_grad(grad);
-                tape.give_back(dy);
-                return Ok(());
-            }
-            let dx = grad.slice();
-            if !accumulate {
-                dx.fill(0.0);
-            }
-            for o in 0..outer {
-                let to = (o * limit + self.start) * inner;
-                let target = dx[to..to + part].iter_mut();
-                target.zip(&dy.f32()[o * part..]).for_each(|(d, g)| *d += g);
+            match tape.backend() {
+                Backend::Cpu => self.cpu_gradient(&dy, &mut grad),
+                Backend::Cuda(gpu) => self.gpu_gradient(&gpu, &dy, &grad)?,
             }
             tape.put_grad(grad);
         }
@@ -235,11 +252,40 @@ impl Backward for Slice {
     }
 }
 
+impl Slice {
+    fn cpu_gradient(&self, dy: &Block, grad: &mut Grad) {
+        let (outer, inner) = around(self.x.shape(), self.axis);
+        let (limit, part) = (self.x.dims()[self.axis], self.out.dims()[self.axis] * inner);
+        let accumulate = grad.accumulate;
+        let dx = grad.slice();
+        if !accumulate {
+            dx.fill(0.0);
+        }
+        for o in 0..outer {
+            let to = (o * limit + self.start) * inner;
+            let target = dx[to..to + part].iter_mut();
+            target.zip(&dy.f32()[o * part..]).for_each(|(d, g)| *d += g);
+        }
+    }
+
+    fn gpu_gradient(&self, gpu: &Gpu, dy: &Block, grad: &Grad) -> Result<()> {
+        let (outer, inner) = around(self.x.shape(), self.axis);
+        let (limit, part) = (self.x.dims()[self.axis], self.out.dims()[self.axis] * inner);
+        if !grad.accumulate {
+            gpu.fill_bytes(grad.at(), 0, self.x.len() * grad.dtype().size())?;
+        }
+        let (start, stride) = (self.start * inner, limit * inner);
+        let to = Blocks { at: grad.at(), dtype: grad.dtype(), start, stride };
+        let from = Blocks { at: dy.at(), dtype: self.out.dtype(), start: 0, stride: part };
+        copy_blocks(gpu, to, from, part, outer, true)
+    }
+}
+
 impl Backward for Concat {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        let (outer, inner) = around(self.out.shape(), self.axis);
-        let total = self.out.dims()[self.axis];
+        let backend = tape.backend();
+        let (_, inner) = around(self.out.shape(), self.axis);
         let mut at = 0;
         for index in self.inputs.0..self.inputs.1 {
             let input = tape.kept(index);
@@ -247,20 +293,9 @@ impl Backward for Concat {
             if input.dtype().is_float()
                 && let Some(mut grad) = tape.grad(input)?
             {
-                let accumulate = grad.accumulate;
-                if let Some(gpu) = tape.gpu() {
-                    let to = Blocks { at: grad.at(), dtype: grad.dtype(), start: 0, stride: part };
-                    let stride = total * inner;
-                    let from = Blocks { at: dy.at(), dtype: self.out.dtype(), start: at, stride };
-                    copy_blocks(gpu, to, from, part, outer, accumulate)?;
-                } else {
-                    let dx = grad.slice();
-                    for o in 0..outer {
-                        let from = o * total * inner + at;
-                        for (d, g) in dx[o * part..(o + 1) * part].iter_mut().zip(&dy.f32()[from..]) {
-                            *d = if accumulate { *d + g } else { *g };
-                        }
-                    }
+                match &backend {
+                    Backend::Cpu => self.cpu_gradient(&dy, at, part, &mut grad),
+                    Backend::Cuda(gpu) => self.gpu_gradient(gpu, &dy, at, part, &grad)?,
                 }
                 tape.put_grad(grad);
             }
@@ -268,6 +303,29 @@ impl Backward for Concat {
         }
         tape.give_back(dy);
         Ok(())
+    }
+}
+
+impl Concat {
+    /// The gradient of an input of `part` elements a piece, from element `at` of each piece of `dy` on.
+    fn cpu_gradient(&self, dy: &Block, at: usize, part: usize, grad: &mut Grad) {
+        let (outer, inner) = around(self.out.shape(), self.axis);
+        let (total, accumulate) = (self.out.dims()[self.axis], grad.accumulate);
+        let dx = grad.slice();
+        for o in 0..outer {
+            let from = o * total * inner + at;
+            for (d, g) in dx[o * part..(o + 1) * part].iter_mut().zip(&dy.f32()[from..]) {
+                *d = if accumulate { *d + g } else { *g };
+            }
+        }
+    }
+
+    fn gpu_gradient(&self, gpu: &Gpu, dy: &Block, at: usize, part: usize, grad: &Grad) -> Result<()> {
+        let (outer, inner) = around(self.out.shape(), self.axis);
+        let to = Blocks { at: grad.at(), dtype: grad.dtype(), start: 0, stride: part };
+        let stride = self.out.dims()[self.axis] * inner;
+        let from = Blocks { at: dy.at(), dtype: self.out.dtype(), start: at, stride };
+        copy_blocks(gpu, to, from, part, outer, grad.accumulate)
     }
 }
 

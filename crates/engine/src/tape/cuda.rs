@@ -1,6 +1,7 @@
 //! What ops on a GPU ask the tape for: addresses, types, copies.
 
-use super::{Data, Tape};
+use super::{Bound, Data, Tape};
+use crate::backend::Backend;
 use crate::cuda::{Gpu, Grid, View, kernels};
 use crate::memory::Block;
 use crate::{Buffer, DType, Result, Tensor};
@@ -71,8 +72,7 @@ impl Tape {
 
     /// Parts that a sum over `n` elements is made of on the GPU: a block each, two per multiprocessor at most.
     pub(crate) fn parts(&self, n: usize) -> usize {
-        const ELEMENTS: usize = 2048;
-        self.gpu().map_or(1, |gpu| n.div_ceil(ELEMENTS).clamp(1, 2 * gpu.processors()))
+        self.gpu().map_or(1, |gpu| Grid::parts(gpu, n))
     }
 
     /// Where a buffer lies on the GPU.
@@ -82,7 +82,7 @@ impl Tape {
     }
 
     /// A tensor's values on the GPU as `dtype`, copied if they are stored otherwise. Give it back with [`release`](Tape::release).
-    pub(crate) fn operand(&mut self, tensor: Tensor, dtype: DType) -> Result<Operand> {
+    pub(crate) fn gpu_operand(&mut self, gpu: &Gpu, tensor: Tensor, dtype: DType) -> Result<Operand> {
         if tensor.dtype == dtype {
             return Ok(Operand::at(self.at(tensor)));
         }
@@ -94,11 +94,16 @@ impl Tape {
             return Ok(Operand::at(self.bound[narrow].block.at() + 2 * start as u64));
         }
         let copy = self.alloc(tensor.len(), dtype)?;
-        if let Some(gpu) = self.gpu() {
-            let (n, to) = (tensor.len(), View::new(copy.at(), dtype));
-            kernels::copy(gpu, Grid::elements(gpu, n), to, self.view(tensor), n, false)?;
-        }
+        let (n, to) = (tensor.len(), View::new(copy.at(), dtype));
+        kernels::copy(gpu, Grid::elements(gpu, n), to, self.view(tensor), n, false)?;
         Ok(Operand::temporary(copy))
+    }
+
+    pub(crate) fn operand(&mut self, tensor: Tensor, dtype: DType) -> Result<Operand> {
+        match self.backend() {
+            Backend::Cpu => unreachable!(),
+            Backend::Cuda(gpu) => self.gpu_operand(&gpu, tensor, dtype),
+        }
     }
 
     pub(crate) fn release(&mut self, operand: Operand) {
@@ -106,19 +111,24 @@ impl Tape {
             self.give_back(block);
         }
     }
-}
 
-/// Elements of one block on the GPU into another, of any two types of numbers or of the same type.
-pub(super) fn copy_part(
-    gpu: &Gpu,
-    (to, to_type, to_start): (u64, DType, usize),
-    (from, from_type, from_start): (u64, DType, usize),
-    len: usize,
-) -> Result<()> {
-    if to_type == from_type {
-        let size = to_type.size();
-        return gpu.copy(to + (to_start * size) as u64, from + (from_start * size) as u64, len * size);
+    /// Elements of a tensor into a bound buffer, of any two types of numbers or of the same type.
+    pub(super) fn gpu_store_rows(
+        &self,
+        gpu: &Gpu,
+        bound: usize,
+        start: usize,
+        tensor: Tensor,
+        from: usize,
+        len: usize,
+    ) -> Result<()> {
+        let Bound { slot, block } = &self.bound[bound];
+        let size = tensor.dtype.size();
+        if slot.dtype == tensor.dtype {
+            let (to, from) = (block.at() + (start * size) as u64, self.at(tensor) + (from * size) as u64);
+            return gpu.copy(to, from, len * size);
+        }
+        let (grid, to) = (Grid::elements(gpu, len), View::new(block.at(), slot.dtype));
+        kernels::copy_at(gpu, grid, to, start, self.view(tensor), from, len, false)
     }
-    let (grid, to, from) = (Grid::elements(gpu, len), View::new(to, to_type), View::new(from, from_type));
-    kernels::copy_at(gpu, grid, to, to_start, from, from_start, len, false)
 }
