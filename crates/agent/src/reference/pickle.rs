@@ -1,9 +1,8 @@
 //! A reader of the pickles that `torch.save` writes for a state dict. It builds values and executes nothing: the only globals it knows are the
 //! four kinds of names such a file needs, and everything else is refused.
-
 //!
-//! A hostile file gets no more than its size is worth: every opcode takes constant time or time in proportion to its own bytes, and what is built may take
-//! [`ROOM_PER_BYTE`] bytes per byte read.
+//! Time and memory are bounded by the file's size: every opcode takes constant time or time in proportion to its own bytes, and values take at
+//! most [`ROOM_PER_BYTE`] bytes per byte read.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
