@@ -1,3 +1,5 @@
+//! What can go wrong in the engine.
+
 use crate::{DType, Shape};
 
 /// Everything that can go wrong in the engine. Variants carry the values, so that a message names the op and both shapes.
@@ -70,6 +72,13 @@ pub enum Error {
 
     #[error("cannot start {threads} threads: {reason}")]
     Threads { threads: usize, reason: String },
+}
+
+impl Error {
+    /// Whether it says that no GPU can be used here: none, no driver or library, or a build without support. Not that one failed.
+    pub fn is_no_gpu(&self) -> bool {
+        matches!(self, Error::NoGpu { .. })
+    }
 }
 
 /// 1536 as "1.5 KiB".

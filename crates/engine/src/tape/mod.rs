@@ -9,8 +9,9 @@ pub(crate) use cuda::Operand;
 pub(crate) use gradients::{Grad, add_or_set};
 
 use crate::backend::Backend;
+use crate::buffer::Slot;
 use crate::cuda::{Grid, View, kernels};
-use crate::device::{Bf16, Element, Slot, from_bf16};
+use crate::dtype::{Bf16, Element, from_bf16};
 use crate::memory::{Arena, Block};
 use crate::ops::Record;
 use crate::rng::{Key, Site};
