@@ -23,7 +23,7 @@ fuzz::target! {
         for (episode, len) in [3, 2].into_iter().enumerate() {
             replay.begin_episode(episode as u64, false);
             for step in 0..len {
-                let record = Record { action: 1, reward: 0.5, end: episode == 0 && step + 1 == len };
+                let record = Record { action: 1, reward: 0.5, terminated: episode == 0 && step + 1 == len, truncated: false };
                 replay.push(&[7; FRAME], record).unwrap();
             }
         }

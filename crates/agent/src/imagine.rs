@@ -42,6 +42,7 @@ pub struct Start {
 }
 
 /// What was dreamt: everything the actor-critic's loss needs.
+#[derive(Clone)]
 pub struct Trajectories {
     /// What the policy saw, [B, T, H, W, 3] in [0, 1].
     pub frames: Buffer,
@@ -100,6 +101,11 @@ impl Dreamer {
 
     pub fn start(&self) -> &Start {
         &self.start
+    }
+
+    /// What the next dream is written into.
+    pub fn trajectories(&self) -> &Trajectories {
+        &self.trajectories
     }
 
     /// Sets the randomness of the next dream.

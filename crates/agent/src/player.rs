@@ -84,7 +84,7 @@ impl Player {
         let mut playing: Vec<Option<usize>> = (0..places).map(Some).collect();
         let mut next = places;
         let seeds: Vec<_> = playing.iter().map(|e| e.map(|e| episode_seed(key.seed, e))).collect();
-        device.on_host_threads(|| games.reset(&seeds));
+        device.on_host_threads(|| games.reset(&seeds))?;
         (0..places).try_for_each(|place| self.forget(place))?;
         let mut returns = vec![0.0; episodes];
         let mut frames = vec![0; self.frames.shape().len()];
@@ -106,7 +106,7 @@ impl Player {
                     self.forget(place)?;
                 }
             }
-            device.on_host_threads(|| games.reset(&seeds));
+            device.on_host_threads(|| games.reset(&seeds))?;
             if !go_on(finished) {
                 return Err(PlayError::Stopped);
             }
@@ -138,7 +138,7 @@ pub enum PlayError {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::sync::Mutex;
+    use std::sync::{Arc, Mutex};
 
     use envs::arcade::Catch;
     use envs::{Env, Step};
@@ -158,7 +158,7 @@ mod tests {
     struct Watched(Catch);
 
     impl Env for Watched {
-        fn action_names(&self) -> &[&'static str] {
+        fn action_names(&self) -> Vec<String> {
             self.0.action_names()
         }
 
@@ -166,9 +166,9 @@ mod tests {
             self.0.frame_size()
         }
 
-        fn reset(&mut self, seed: u64) {
+        fn reset(&mut self, seed: u64) -> Result<(), EnvError> {
             note_thread();
-            self.0.reset(seed);
+            self.0.reset(seed)
         }
 
         fn step(&mut self, action: usize) -> Result<Step, EnvError> {
@@ -185,16 +185,16 @@ mod tests {
     #[test]
     fn games_are_played_on_the_threads_of_the_device() {
         envs::register(Game {
-            name: "test/watched",
-            make: |_, _| Ok(Box::new(Watched(Catch::new()))),
-            ..envs::arcade::GAMES[0]
+            name: "test/watched".into(),
+            make: Arc::new(|_| Ok(Box::new(Watched(Catch::new())))),
+            ..Game::find("arcade/catch").unwrap()
         });
         let device = Device::cpu(Some(1)).unwrap();
         let config = AgentConfig { actions: 3, ..tiny_agent(&device).unwrap().config };
         let agent = Agent::new(&device, &config, 0).unwrap();
         let mut player = Player::new(&device, &agent, 16).unwrap();
         let game = Game::find("test/watched").unwrap();
-        let returns = player.evaluate(&agent, game, 20, 1.0, Key::new(0, 0), |_| true).unwrap();
+        let returns = player.evaluate(&agent, &game, 20, 1.0, Key::new(0, 0), |_| true).unwrap();
         assert_eq!(returns.len(), 20);
         assert_eq!(*PLAYED_ON.lock().unwrap(), BTreeSet::from(["engine-0".to_string()]));
     }

@@ -80,7 +80,7 @@ impl Scenes<'_> {
             let mut frame = vec![0; self.frame_size().pow(2) * 3];
             self.replay.frame(record, &mut frame)?;
             let step = self.replay.record(record)?;
-            Ok(Cell { frame, reward: step.reward, end: step.end })
+            Ok(Cell { frame, reward: step.reward, end: step.ended() })
         };
         (record..end).map(cell).collect()
     }

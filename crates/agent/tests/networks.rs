@@ -1,4 +1,5 @@
 //! What holds for networks of any size: decoding step by step, dreams, the two ways to treat an end, files.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::PathBuf;
 

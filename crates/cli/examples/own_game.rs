@@ -1,5 +1,7 @@
 //! A game of one's own with the whole of iris around it: `cargo run --release --example own_game -- train --env my/lamp`.
 
+use std::sync::Arc;
+
 use envs::{Env, EnvError, Game, Random, Step};
 
 /// A lamp lights one of four corners; name the corner before the eight steps are over.
@@ -10,16 +12,17 @@ struct Lamp {
 }
 
 impl Env for Lamp {
-    fn action_names(&self) -> &[&'static str] {
-        &["top left", "top right", "bottom left", "bottom right"]
+    fn action_names(&self) -> Vec<String> {
+        ["top left", "top right", "bottom left", "bottom right"].map(String::from).to_vec()
     }
 
     fn frame_size(&self) -> (usize, usize) {
         (16, 16) // any size: frames are resized to what the networks see
     }
 
-    fn reset(&mut self, seed: u64) {
+    fn reset(&mut self, seed: u64) -> Result<(), EnvError> {
         *self = Lamp { corner: Random::new(seed).below(4), steps: 0 };
+        Ok(())
     }
 
     fn step(&mut self, action: usize) -> Result<Step, EnvError> {
@@ -39,12 +42,12 @@ impl Env for Lamp {
 
 fn main() -> std::process::ExitCode {
     envs::register(Game {
-        name: "my/lamp",
-        rules: "Name the corner that is lit. +1 or -1 per step; eight steps.",
+        name: "my/lamp".into(),
+        rules: "Name the corner that is lit. +1 or -1 per step; eight steps.".into(),
         random: -4.0,
         skilled: 8.0,
-        yardstick: "perfect",
-        make: |_, _| Ok(Box::new(Lamp::default())),
+        yardstick: "perfect".into(),
+        make: Arc::new(|_| Ok(Box::new(Lamp::default()))),
     });
     iris::main()
 }

@@ -60,7 +60,7 @@ pub fn resolve(args: &ConfigArgs) -> Result<TrainConfig> {
 
 pub fn actions_of(env: &str) -> Result<usize> {
     let game = envs::Game::find(env)?;
-    Ok((game.make)(game, envs::Purpose::Train)?.action_names().len())
+    Ok((game.make)(envs::Purpose::Train)?.action_names().len())
 }
 
 /// A preset, then a file, then `key.sub=value` overrides, each on top of what came before.
@@ -106,12 +106,14 @@ pub fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Resul
     merge(&mut changes, single.clone());
     // What the preset says about the game comes before what the user says about anything.
     let env = changes.get("env").or(table.get("env")).and_then(Value::as_str).unwrap_or_default();
-    let name = envs::Game::find(env)?.original().name;
+    let game = envs::Game::find(env)?;
     check_actions(&single, Some(env))?;
-    if let Some(Value::Table(game)) = games.as_ref().and_then(|games| games.get(name)) {
+    if let Some(Value::Table(game)) = games.as_ref().and_then(|games| games.get(game.original_name())) {
         merge(&mut table, game.clone());
     }
     merge(&mut table, changes);
+    // One spelling: `Breakout` and `atari/Breakout` are the same run.
+    table.insert("env".into(), Value::String(game.name));
     let config: TrainConfig =
         Value::Table(table).try_into().map_err(|e: toml::de::Error| anyhow!("{}", e.message()))?;
     config.validate()?;
@@ -217,14 +219,7 @@ fn article(value: &Value) -> &'static str {
 
 /// "Did you mean", if one of the names is near the word.
 pub fn suggestion<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> String {
-    // A part of a name stands for it; otherwise a third of the letters may be wrong.
-    let part = |name: &str| word.len() >= 3 && name.contains(word);
-    let near = |name: &str| match envs::distance(name, word) {
-        _ if part(name) => Some(0),
-        distance => (distance <= name.len().max(word.len()).div_ceil(3)).then_some(distance),
-    };
-    let nearest = names.filter_map(|name| Some((near(name)?, name))).min();
-    nearest.map_or(String::new(), |(_, name)| format!(". Did you mean `{name}`?"))
+    envs::nearest(word, names).map_or(String::new(), |name| format!(". Did you mean `{name}`?"))
 }
 
 #[cfg(test)]

@@ -166,7 +166,7 @@ fn atari() -> Vec<String> {
     if let Some((_, error)) = missing.first() {
         let games: Vec<&str> = missing.iter().map(|(game, _)| *game).collect();
         line("", &format!("missing: {}", games.join(", ")));
-        line("", &error.to_string());
+        line("", &crate::advice::with(error.to_string(), crate::advice::on_game(error)));
     }
     bad
 }

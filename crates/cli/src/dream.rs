@@ -26,7 +26,7 @@ pub fn run(args: DreamArgs) -> Result<()> {
     let given = match args.actions.as_str() {
         "policy" => None,
         "recorded" => Some(scenes.recorded_actions(from, steps)?),
-        names => Some(parse_actions(names, env.action_names(), steps)?),
+        names => Some(parse_actions(names, &env.action_names(), steps)?),
     };
     let (steps, acting) = match &given {
         Some(actions) => (actions.len(), Acting::Given(actions)),
@@ -88,7 +88,7 @@ fn start(args: &DreamArgs, scenes: &Scenes, steps: usize) -> Result<usize> {
     Ok(from)
 }
 
-fn parse_actions(text: &str, names: &[&'static str], steps: usize) -> Result<Vec<usize>> {
+fn parse_actions(text: &str, names: &[String], steps: usize) -> Result<Vec<usize>> {
     let mut actions = Vec::with_capacity(steps);
     for word in text.split(',').map(str::trim) {
         match names.iter().position(|name| name.eq_ignore_ascii_case(word)) {
@@ -96,7 +96,7 @@ fn parse_actions(text: &str, names: &[&'static str], steps: usize) -> Result<Vec
             None => bail!(
                 "no action is called `{word}`; this game has {}{}",
                 names.join(", "),
-                suggestion(word, names.iter().copied())
+                suggestion(word, names.iter().map(String::as_str))
             ),
         }
     }

@@ -15,7 +15,7 @@ pub fn run(args: EvalArgs) -> Result<()> {
     let key = Key::new(evaluation_seed(args.player.seed), 1);
     let progress = Progress::new("games", args.episodes);
     let mut said = 0;
-    let returns = player.evaluate(&agent, game, args.episodes, args.player.temperature, key, |done| {
+    let returns = player.evaluate(&agent, &game, args.episodes, args.player.temperature, key, |done| {
         progress.set(done);
         if !progress.is_shown() && done > said && (done == args.episodes || done - said >= 10) {
             tell!("{done} of {} games", args.episodes);

@@ -1,5 +1,6 @@
 //! The program `iris` as a function, so that a program with games of its own can be one too (see `examples/own_game.rs`).
 
+mod advice;
 mod args;
 mod bench;
 mod config;
@@ -36,7 +37,7 @@ pub fn main() -> ExitCode {
         Ok(Ended::Done) => ExitCode::SUCCESS,
         Ok(Ended::Stopped) => ExitCode::from(signals::STOPPED),
         Err(error) => {
-            tell!("error: {}", in_one_line(&error));
+            tell!("error: {}", advice::with(in_one_line(&error), advice::on(&error)));
             ExitCode::FAILURE
         }
     }

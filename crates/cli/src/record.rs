@@ -27,7 +27,7 @@ pub fn run(args: RecordArgs) -> Result<()> {
     let seed = evaluation_seed(args.player.seed);
     player.set_key(Key::new(seed, 1));
     let mut eye = Eye::new(&device, &agent)?;
-    env.reset(episode_seed(seed, 0));
+    env.reset(episode_seed(seed, 0))?;
     let mut frame = vec![0; size * size * 3];
     let mut animation = Animation::new(&args.out, DELAY);
     let (mut steps, mut total) = (0, 0.0);

@@ -18,7 +18,7 @@ pub fn run(args: ReportArgs) -> Result<()> {
     if args.reps > MOST_REPS {
         bail!("--reps must be at most {MOST_REPS}");
     }
-    let known = |game: &envs::Game| (game.name.to_string(), [game.random.into(), game.skilled.into()]);
+    let known = |game: envs::Game| (game.name, [game.random.into(), game.skilled.into()]);
     let own = envs::all_games().into_iter().filter(|game| game.title().is_none());
     let request = Request {
         inputs: args.inputs,

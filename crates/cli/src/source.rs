@@ -13,7 +13,7 @@ use crate::output::{tell, warn};
 pub struct Source {
     pub device: Device,
     pub agent: Agent,
-    pub game: &'static Game,
+    pub game: Game,
 }
 
 impl Source {

@@ -1,4 +1,5 @@
 //! Runs on a real Atari game; only in a build that has the emulator.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #![cfg(feature = "atari")]
 
 mod common;

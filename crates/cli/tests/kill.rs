@@ -1,4 +1,5 @@
 //! Runs that are killed and continued end as if they had never been.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

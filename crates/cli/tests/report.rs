@@ -1,4 +1,5 @@
 //! `iris report`, as a user runs it.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::PathBuf;
 use std::process::{Command, Output};

@@ -1,4 +1,5 @@
 //! What a run leaves behind: pictures, metrics, dreams; and what happens when it is damaged or cannot be written.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

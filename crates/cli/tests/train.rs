@@ -1,4 +1,5 @@
 //! `iris train` on tiny budgets, as a user runs it: a whole run, and one given nonsense.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 
@@ -179,6 +180,26 @@ fn a_setting_written_as_an_option_is_shown_as_one() {
     assert!(refused(&["train", "--epochs"]).starts_with(&(line("--epochs") + "epochs=...\n")));
     assert!(refused(&["train", "--nothing"]).starts_with("error: unexpected argument '--nothing' found"));
     assert!(refused(&["eval", "--epochs", "3"]).starts_with("error: unexpected argument '--epochs' found"));
+}
+
+/// A time limit is an end to learn, as in the paper, unless the config says otherwise. Freeway has nothing but a time limit, catch none.
+#[test]
+fn time_limits_are_learnt_as_ends_or_not() {
+    let scratch = Scratch::new("truncated");
+    let metrics = |game: &str, ends: &str| {
+        let run = scratch.0.join(format!("{}-{ends}", game.replace('/', "-")));
+        let key = format!("world_model.truncation_ends_episode={ends}");
+        let output = train(&run, &["--env", game, &key, "world_model.schedule.batch=16"]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        std::fs::read_to_string(run.join("metrics.jsonl")).unwrap()
+    };
+    let loss_of_ends = |metrics: &str| {
+        let last: serde_json::Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+        last["world_model/train/loss_ends"].as_f64().unwrap()
+    };
+    let [learnt, ignored] = ["true", "false"].map(|ends| metrics("arcade/freeway", ends));
+    assert_ne!(loss_of_ends(&learnt), loss_of_ends(&ignored));
+    assert_eq!(metrics("arcade/catch", "true"), metrics("arcade/catch", "false"));
 }
 
 /// Which of the networks, and when.

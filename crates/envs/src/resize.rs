@@ -119,7 +119,7 @@ impl Resized {
 }
 
 impl Env for Resized {
-    fn action_names(&self) -> &[&'static str] {
+    fn action_names(&self) -> Vec<String> {
         self.env.action_names()
     }
 
@@ -127,8 +127,8 @@ impl Env for Resized {
         self.resize.to
     }
 
-    fn reset(&mut self, seed: u64) {
-        self.env.reset(seed);
+    fn reset(&mut self, seed: u64) -> Result<(), EnvError> {
+        self.env.reset(seed)
     }
 
     fn step(&mut self, action: usize) -> Result<Step, EnvError> {
@@ -146,7 +146,7 @@ impl Env for Resized {
         self.env.continues()
     }
 
-    fn info(&self) -> Vec<(&'static str, f64)> {
+    fn info(&self) -> Vec<(String, f64)> {
         self.env.info()
     }
 

@@ -1,3 +1,5 @@
+//! How fast a game runs.
+
 use std::time::Instant;
 
 use crate::{EnvError, Game, Purpose, Random};
@@ -7,13 +9,13 @@ pub fn steps_per_second(game: &Game, size: usize, steps: usize) -> Result<f64, E
     let mut env = game.make(Purpose::Train, size)?;
     let (actions, mut frame) = (env.action_names().len(), vec![0; size * size * 3]);
     let mut random = Random::new(0);
-    env.reset(0);
+    env.reset(0)?;
     let start = Instant::now();
     for _ in 0..steps {
         let step = env.step(random.below(actions))?;
         env.render(&mut frame);
         if step.done() {
-            env.reset(random.next_u64());
+            env.reset(random.next_u64())?;
             env.render(&mut frame);
         }
     }

@@ -1,4 +1,5 @@
 //! The published scores give the paper's numbers, and rliable's intervals.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use report::{Report, Request, Rng, Settings, gather, write};
 use serde_json::Value;

@@ -27,23 +27,41 @@ use packed::{PACKED, PackedShard, Scratch};
 use shard::{Access, KINDS, Shard, Stored};
 pub use table::{Episode, Table, TableError};
 
-/// What one step consists of beside its frame.
+/// One step without its frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Record {
     pub action: u32,
     pub reward: f32,
-    pub end: bool,
+    /// The game was over after this step. Older programs did not keep the two ends apart: theirs are all read as this one.
+    pub terminated: bool,
+    /// A time limit cut the episode off after this step.
+    pub truncated: bool,
 }
 
 /// Records of a shard.
 const SHARD: usize = 8192;
 
+/// Bits of the ninth byte. Older programs wrote 1 for an end of either kind, and read any bit as an end.
+const TERMINATED: u8 = 1;
+const TRUNCATED: u8 = 2;
+
 impl Record {
+    /// What an action in a game brought.
+    pub fn new(action: u32, step: envs::Step) -> Record {
+        let envs::Step { reward, terminated, truncated } = step;
+        Record { action, reward, terminated, truncated }
+    }
+
+    /// Whether the episode ended with this step, for either reason.
+    pub fn ended(&self) -> bool {
+        self.terminated || self.truncated
+    }
+
     fn to_bytes(self) -> [u8; 9] {
         let mut bytes = [0; 9];
         bytes[..4].copy_from_slice(&self.action.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.reward.to_le_bytes());
-        bytes[8] = u8::from(self.end);
+        bytes[8] = (TERMINATED * u8::from(self.terminated)) | (TRUNCATED * u8::from(self.truncated));
         bytes
     }
 
@@ -52,7 +70,8 @@ impl Record {
         Record {
             action: u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
             reward: f32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
-            end: bytes[8] != 0,
+            terminated: bytes[8] & TERMINATED != 0,
+            truncated: bytes[8] & TRUNCATED != 0,
         }
     }
 }
@@ -235,7 +254,7 @@ impl Replay {
         let checksum = self.shards.entry(shard).or_insert(files).push(at, frame, record)?;
         self.table.records += 1;
         if let Some(episode) = self.table.episodes.last_mut() {
-            episode.push(record.end, checksum);
+            episode.push(record.ended(), checksum);
         }
         // The game being played is kept whole: a resumed run plays it again.
         while self.newest_game() > 0 && self.steps() - self.table.episodes[0].len >= self.max_steps {
@@ -315,7 +334,7 @@ impl Replay {
             let Some(stored) = read(record)? else { return Ok(()) };
             checksum = table::chain(checksum, stored.checksum);
             ends_within |= ended;
-            ended = stored.record.end;
+            ended = stored.record.ended();
         }
         // A game that was not played on after a step was forgotten has an episode that ends without an end.
         let next = self.table.episodes.get(number + 1).map_or(self.table.records, |next| next.start);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 000000.data    frames, one after the other, each in as few bytes as it takes: see `codec`
-//! 000000.index   for each: action u32, reward f32, end u8, base u8, offset u64, length u32, CRC-32 of the frame, CRC-32 of its number and these
+//! 000000.index   for each: action u32, reward f32, end u8 (1: terminated, 2: truncated), base u8, offset u64, length u32, CRC-32 of the frame, CRC-32 of its number and these
 //! ```
 //!
 //! A frame is packed relative to the record `base` before it, or by itself where `base` is 0: as every eighth is, so that reading one takes at most

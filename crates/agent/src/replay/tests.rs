@@ -1,3 +1,5 @@
+//! The replay: what is written comes back, after crashes and damage too.
+
 use std::time::Instant;
 
 use engine::Key;
@@ -30,12 +32,17 @@ fn read(folder: &Scratch, table: &Table) -> Replay {
     Replay::with_shards(&folder.0, 4, 1000, table.clone(), 4).unwrap()
 }
 
+/// A step that ends its episode, or does not.
+fn step(action: u32, reward: f32, end: bool) -> Record {
+    Record { action, reward, terminated: end, truncated: false }
+}
+
 fn fill(replay: &mut Replay, lengths: &[usize]) {
-    for (i, &len) in lengths.iter().enumerate() {
-        replay.begin_episode(i as u64, false);
-        for step in 0..len {
+    for (episode, &len) in lengths.iter().enumerate() {
+        replay.begin_episode(episode as u64, false);
+        for i in 0..len {
             let number = replay.table().records as u8;
-            let record = Record { action: u32::from(number), reward: 0.5, end: step + 1 == len };
+            let record = step(u32::from(number), 0.5, i + 1 == len);
             replay.push(&[number; 4], record).unwrap();
         }
     }
@@ -47,17 +54,17 @@ fn steps_come_back_and_survive_reopening() {
     let mut replay = open(&folder, 1000, Table::default()).unwrap();
     fill(&mut replay, &[3, 2]);
     replay.begin_episode(9, false);
-    replay.push(&[7; 4], Record { action: 1, reward: -1.0, end: false }).unwrap();
+    replay.push(&[7; 4], step(1, -1.0, false)).unwrap();
     let table = replay.table().clone();
     assert_eq!(replay.open_episode().unwrap().seed, 9);
     // Written after the checkpoint, then a crash.
-    replay.push(&[8; 4], Record { action: 2, reward: 0.0, end: true }).unwrap();
+    replay.push(&[8; 4], step(2, 0.0, true)).unwrap();
     drop(replay);
     let replay = open(&folder, 1000, table.clone()).unwrap();
     assert_eq!(replay.table(), &table);
     let mut frame = [0; 4];
     replay.frame(5, &mut frame).unwrap();
-    assert_eq!((frame, replay.record(5).unwrap()), ([7; 4], Record { action: 1, reward: -1.0, end: false }));
+    assert_eq!((frame, replay.record(5).unwrap()), ([7; 4], step(1, -1.0, false)));
     assert!(replay.frame(6, &mut frame).is_err() && replay.frame(9, &mut frame).is_err());
     // Six records in shards of four; frames so small are not compressed.
     let newest = folder.0.join("000001.data");
@@ -96,6 +103,35 @@ fn steps_come_back_and_survive_reopening() {
     );
 }
 
+/// The game's two ends are kept apart, also over a restart. Older programs wrote one flag for both.
+#[test]
+fn terminated_and_truncated_are_kept_apart() {
+    let folder = Scratch::new("ends");
+    let mut replay = open(&folder, 1000, Table::default()).unwrap();
+    let ends = [(false, false), (true, false), (false, true), (true, true)];
+    let records =
+        ends.map(|(terminated, truncated)| Record { action: 2, reward: 1.0, terminated, truncated });
+    for record in records {
+        if replay.open_episode().is_none() {
+            replay.begin_episode(0, false);
+        }
+        replay.push(&[0; 4], record).unwrap();
+    }
+    replay.flush().unwrap();
+    let table = replay.table().clone();
+    assert_eq!(
+        table.episodes.iter().map(|e| (e.len, e.ended)).collect::<Vec<_>>(),
+        [(2, true), (1, true), (1, true)]
+    );
+    drop(replay);
+    let replay = read(&folder, &table);
+    assert_eq!([0, 1, 2, 3].map(|record| replay.record(record).unwrap()), records);
+    assert!(replay.damaged_episodes().unwrap().is_empty());
+    let flag = |byte: u8| Record::from_bytes(&[2, 0, 0, 0, 0, 0, 128, 63, byte]);
+    assert_eq!([0, 1].map(flag), [records[0], records[1]]);
+    assert_eq!(records.map(|record| record.to_bytes()[8]), [0, 1, 2, 3]);
+}
+
 /// Whatever bit changes in the files, what is read is what was written, or an error.
 #[test]
 fn no_changed_bit_goes_unnoticed() {
@@ -121,10 +157,7 @@ fn no_changed_bit_goes_unnoticed() {
                 let same = |found: Result<Record>, written: Result<Record>| {
                     found.is_err() || found.unwrap() == written.unwrap()
                 };
-                assert!(same(
-                    changed.record(record),
-                    Ok(Record { action: record as u32, reward: 0.5, end: [2, 6].contains(&record) })
-                ));
+                assert!(same(changed.record(record), Ok(step(record as u32, 0.5, [2, 6].contains(&record)))));
                 assert!(changed.frame(record, &mut frame).is_err() || frame == [record as u8; 4]);
             }
         }
@@ -163,7 +196,7 @@ fn the_same_bytes_are_written_again() {
         }
         let mut frame = [7; 192];
         frame[usize::from(number)] = number;
-        replay.push(&frame, Record { action: 0, reward: 0.0, end: false }).unwrap();
+        replay.push(&frame, step(0, 0.0, false)).unwrap();
     };
     let mut replay = big(1000, Table::default());
     let mut tables = vec![replay.table().clone()];
@@ -198,7 +231,7 @@ fn shards_of_older_programs_are_read_and_filled() {
     let folder = Scratch::new("raw");
     std::fs::create_dir_all(&folder.0).unwrap();
     let old = shard::RawShard::open(&folder.0, 0, 0, 4, Access::Write).unwrap();
-    let record = |number: u8| Record { action: u32::from(number), reward: 0.5, end: number == 1 };
+    let record = |number: u8| step(u32::from(number), 0.5, number == 1);
     for number in 0..3 {
         old.push(usize::from(number), &[number; 4], record(number)).unwrap();
     }
@@ -255,7 +288,7 @@ fn a_game_that_lost_a_life_is_not_played_on() {
     fill(&mut replay, &[2, 1]);
     for end in [true, true, false] {
         replay.begin_episode(0, true);
-        replay.push(&[0; 4], Record { action: 0, reward: 0.0, end }).unwrap();
+        replay.push(&[0; 4], step(0, 0.0, end)).unwrap();
     }
     let starts =
         |replay: &Replay| -> Vec<usize> { replay.whole_newest_game().iter().map(|e| e.start).collect() };
@@ -289,7 +322,7 @@ fn the_oldest_episodes_go_first() {
     for _ in 0..3 {
         replay.begin_episode(0, true);
         (0..5).for_each(|i| {
-            let record = Record { action: 0, reward: 0.0, end: i == 4 };
+            let record = step(0, 0.0, i == 4);
             replay.push(&[0; 4], record).unwrap();
         });
     }
@@ -340,19 +373,19 @@ fn reading_a_batch() {
         let mut env = envs::Game::find(name).unwrap().make(envs::Purpose::Train, size).unwrap();
         let mut rng = Rng::new(Key::new(0, 0));
         let mut frame = vec![0; bytes];
-        env.reset(0);
+        env.reset(0).unwrap();
         let mut writing = [0.0; 2];
         for at in 0..SHARD {
             env.render(&mut frame);
             let outcome = env.step(rng.below(env.action_names().len() as u32) as usize).unwrap();
-            let record = Record { action: 0, reward: outcome.reward, end: outcome.done() };
+            let record = Record::new(0, outcome);
             for (shard, seconds) in [&mut raw, &mut packed].into_iter().zip(&mut writing) {
                 let started = Instant::now();
                 shard.push(at, &frame, record).unwrap();
                 *seconds += started.elapsed().as_secs_f64();
             }
             if outcome.done() {
-                env.reset(at as u64);
+                env.reset(at as u64).unwrap();
             }
         }
         let mut scratch = packed::Scratch::default();

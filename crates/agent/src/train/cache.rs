@@ -361,7 +361,7 @@ mod tests {
         for game in 0..5 {
             replay.begin_episode(game, false);
             for step in 0..3 {
-                let record = Record { action: 0, reward: 0.0, end: step == 2 };
+                let record = Record { action: 0, reward: 0.0, terminated: step == 2, truncated: false };
                 replay.push(&[game as u8; 16 * 16 * 3], record)?;
             }
             let newest: Vec<_> = (replay.table().records - 3..replay.table().records).map(Some).collect();

@@ -294,6 +294,9 @@ pub struct WorldModelTraining {
     pub schedule: Schedule,
     /// Weight decay of linear weights; biases, norms and embeddings have none.
     pub weight_decay: f32,
+    /// Whether the world model learns a time limit as an end of the episode, as in the paper. With false, only the end of a game counts as one:
+    /// dreams go on beyond the time limit, and returns are bootstrapped there.
+    pub truncation_ends_episode: bool,
 }
 
 impl Default for WorldModelTraining {
@@ -301,6 +304,7 @@ impl Default for WorldModelTraining {
         WorldModelTraining {
             schedule: Schedule { start_after: 25, ..Schedule::default() },
             weight_decay: 0.01,
+            truncation_ends_episode: true,
         }
     }
 }

@@ -23,7 +23,8 @@ mod library;
 mod module;
 #[cfg(feature = "cuda")]
 mod report;
-#[cfg(all(test, feature = "cuda"))]
+#[cfg(test)]
+#[cfg(feature = "cuda")]
 mod signatures;
 #[cfg(feature = "cuda")]
 mod staging;

@@ -1,5 +1,9 @@
+//! Breakout: bricks, a ball and a paddle.
+
 use super::{CELL, CELLS, Colour, check_action, fill, moved, paint_cells};
 use crate::{Env, EnvError, Random, Step};
+
+const ACTIONS: [&str; 3] = ["left", "stay", "right"];
 
 const BACKGROUND: Colour = [14, 14, 30];
 const BALL: Colour = [245, 245, 245];
@@ -29,6 +33,7 @@ impl Default for Breakout {
 }
 
 impl Breakout {
+    /// A game that waits for its first reset.
     pub fn new() -> Breakout {
         Breakout {
             random: Random::new(0),
@@ -121,22 +126,23 @@ impl Breakout {
 }
 
 impl Env for Breakout {
-    fn action_names(&self) -> &[&'static str] {
-        &["left", "stay", "right"]
+    fn action_names(&self) -> Vec<String> {
+        ACTIONS.map(String::from).to_vec()
     }
 
     fn frame_size(&self) -> (usize, usize) {
         (CELLS * CELL, CELLS * CELL)
     }
 
-    fn reset(&mut self, seed: u64) {
+    fn reset(&mut self, seed: u64) -> Result<(), EnvError> {
         *self = Breakout { random: Random::new(seed), ..Breakout::new() };
         self.ball = (self.random.below(CELLS) as i32, ROWS as i32 + 1);
         self.velocity = (if self.random.below(2) == 0 { -1 } else { 1 }, -1);
+        Ok(())
     }
 
     fn step(&mut self, action: usize) -> Result<Step, EnvError> {
-        check_action(action, self.action_names())?;
+        check_action(action, ACTIONS.len())?;
         self.paddle = moved(self.paddle, action, CELLS - 2);
         self.steps += 1;
         let (hit, lost) = self.fly();

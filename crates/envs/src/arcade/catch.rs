@@ -1,5 +1,9 @@
+//! Catch: a paddle under falling balls.
+
 use super::{CELL, CELLS, Colour, check_action, fill, moved, paint_cells};
 use crate::{Env, EnvError, Random, Step};
+
+const ACTIONS: [&str; 3] = ["left", "stay", "right"];
 
 const BACKGROUND: Colour = [20, 24, 60];
 const BALL: Colour = [250, 190, 40];
@@ -25,6 +29,7 @@ impl Default for Catch {
 }
 
 impl Catch {
+    /// A game that waits for its first reset.
     pub fn new() -> Catch {
         Catch { random: Random::new(0), ball: (0, 0), paddle: 0, balls: 0 }
     }
@@ -40,23 +45,24 @@ impl Catch {
 }
 
 impl Env for Catch {
-    fn action_names(&self) -> &[&'static str] {
-        &["left", "stay", "right"]
+    fn action_names(&self) -> Vec<String> {
+        ACTIONS.map(String::from).to_vec()
     }
 
     fn frame_size(&self) -> (usize, usize) {
         (CELLS * CELL, CELLS * CELL)
     }
 
-    fn reset(&mut self, seed: u64) {
+    fn reset(&mut self, seed: u64) -> Result<(), EnvError> {
         self.random = Random::new(seed);
         self.ball = (self.random.below(CELLS), 0);
         self.paddle = self.random.below(CELLS - 1);
         self.balls = 0;
+        Ok(())
     }
 
     fn step(&mut self, action: usize) -> Result<Step, EnvError> {
-        check_action(action, self.action_names())?;
+        check_action(action, ACTIONS.len())?;
         self.paddle = moved(self.paddle, action, CELLS - 2);
         self.ball.1 += 1;
         let mut reward = 0.0;

@@ -1,5 +1,9 @@
+//! Freeway: cross six lanes of traffic.
+
 use super::{CELL, CELLS, Colour, check_action, fill, paint_cells};
 use crate::{Env, EnvError, Random, Step};
+
+const ACTIONS: [&str; 3] = ["up", "stay", "down"];
 
 const VERGE: Colour = [40, 90, 50];
 const ROAD: Colour = [60, 60, 66];
@@ -27,6 +31,7 @@ impl Default for Freeway {
 }
 
 impl Freeway {
+    /// A game that waits for its first reset.
     pub fn new() -> Freeway {
         Freeway { cars: [0; LANES], row: CELLS - 1, steps: 0 }
     }
@@ -94,21 +99,22 @@ impl Freeway {
 }
 
 impl Env for Freeway {
-    fn action_names(&self) -> &[&'static str] {
-        &["up", "stay", "down"]
+    fn action_names(&self) -> Vec<String> {
+        ACTIONS.map(String::from).to_vec()
     }
 
     fn frame_size(&self) -> (usize, usize) {
         (CELLS * CELL, CELLS * CELL)
     }
 
-    fn reset(&mut self, seed: u64) {
+    fn reset(&mut self, seed: u64) -> Result<(), EnvError> {
         let mut random = Random::new(seed);
         *self = Freeway { cars: std::array::from_fn(|_| random.below(CELLS)), ..Freeway::new() };
+        Ok(())
     }
 
     fn step(&mut self, action: usize) -> Result<Step, EnvError> {
-        check_action(action, self.action_names())?;
+        check_action(action, ACTIONS.len())?;
         let across = self.advance(action);
         let reward = if across { 1.0 } else { 0.0 };
         Ok(Step { reward, terminated: false, truncated: self.steps >= LENGTH })

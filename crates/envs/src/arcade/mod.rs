@@ -5,7 +5,9 @@ mod catch;
 mod freeway;
 mod pong;
 
-use crate::{EnvError, Game};
+use std::sync::Arc;
+
+use crate::{Env, EnvError, Game};
 
 pub use breakout::Breakout;
 pub use catch::Catch;
@@ -20,40 +22,46 @@ const CELL: usize = 4;
 const CELLS: usize = SIZE / CELL;
 
 /// All of them. Scores are means over episodes, checked by the tests.
-pub static GAMES: [Game; 4] = [
-    Game {
-        name: "arcade/catch",
-        rules: "A ball falls; move the paddle under it. +1 for a catch, -1 for a miss; five balls.",
-        random: -2.55,
-        skilled: 5.0,
-        yardstick: "perfect",
-        make: |_, _| Ok(Box::new(Catch::new())),
-    },
-    Game {
-        name: "arcade/pong",
-        rules: "Return the ball past an opponent who is a little slow. +1 for a point won, -1 for one lost; five points.",
-        random: -1.63,
-        skilled: 5.0,
-        yardstick: "perfect",
-        make: |_, _| Ok(Box::new(Pong::new())),
-    },
-    Game {
-        name: "arcade/breakout",
-        rules: "Knock out sixteen bricks with a ball that must not get past the paddle. +1 per brick; over when the ball is lost.",
-        random: 1.35,
-        skilled: 9.77,
-        yardstick: "perfect",
-        make: |_, _| Ok(Box::new(Breakout::new())),
-    },
-    Game {
-        name: "arcade/freeway",
-        rules: "Cross six lanes of traffic, again and again; being hit sends you back. +1 per crossing; 100 steps.",
-        random: 0.22,
-        skilled: 12.0,
-        yardstick: "perfect",
-        make: |_, _| Ok(Box::new(Freeway::new())),
-    },
-];
+pub fn games() -> Vec<Game> {
+    let game = |name: &str, rules: &str, random, skilled, make: fn() -> Box<dyn Env>| Game {
+        name: format!("arcade/{name}"),
+        rules: rules.into(),
+        random,
+        skilled,
+        yardstick: "perfect".into(),
+        make: Arc::new(move |_| Ok(make())),
+    };
+    vec![
+        game(
+            "catch",
+            "A ball falls; move the paddle under it. +1 for a catch, -1 for a miss; five balls.",
+            -2.55,
+            5.0,
+            || Box::new(Catch::new()),
+        ),
+        game(
+            "pong",
+            "Return the ball past an opponent who is a little slow. +1 for a point won, -1 for one lost; five points.",
+            -1.63,
+            5.0,
+            || Box::new(Pong::new()),
+        ),
+        game(
+            "breakout",
+            "Knock out sixteen bricks with a ball that must not get past the paddle. +1 per brick; over when the ball is lost.",
+            1.35,
+            9.77,
+            || Box::new(Breakout::new()),
+        ),
+        game(
+            "freeway",
+            "Cross six lanes of traffic, again and again; being hit sends you back. +1 per crossing; 100 steps.",
+            0.22,
+            12.0,
+            || Box::new(Freeway::new()),
+        ),
+    ]
+}
 
 type Colour = [u8; 3];
 
@@ -75,10 +83,10 @@ fn paint_cells(frame: &mut [u8], (x, y): (usize, usize), (width, height): (usize
     paint(frame, (x * CELL, y * CELL), (width * CELL, height * CELL), colour);
 }
 
-fn check_action(action: usize, names: &[&str]) -> Result<(), EnvError> {
-    match action < names.len() {
+fn check_action(action: usize, count: usize) -> Result<(), EnvError> {
+    match action < count {
         true => Ok(()),
-        false => Err(EnvError::NoSuchAction { action, count: names.len() }),
+        false => Err(EnvError::NoSuchAction { action, count }),
     }
 }
 
@@ -90,7 +98,7 @@ fn moved(position: usize, action: usize, last: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Env, Purpose, Random};
+    use crate::{Purpose, Random};
 
     /// Mean return of a way to play.
     fn mean_return<E: Env>(
@@ -101,7 +109,7 @@ mod tests {
         let mut random = Random::new(99);
         let mut total = 0.0;
         for episode in 0..episodes {
-            env.reset(episode);
+            env.reset(episode).unwrap();
             loop {
                 let action = policy(&env, &mut random);
                 let step = env.step(action).unwrap();
@@ -133,18 +141,18 @@ mod tests {
 
     #[test]
     fn games_follow_their_seed_and_draw_what_they_are() {
-        for game in &GAMES {
+        for game in games() {
             let play = |seed: u64| {
                 let mut env = game.make(Purpose::Train, SIZE).unwrap();
                 let mut random = Random::new(5);
                 let mut frames = Vec::new();
-                env.reset(seed);
+                env.reset(seed).unwrap();
                 for _ in 0..60 {
                     let mut frame = vec![0; SIZE * SIZE * 3];
                     env.render(&mut frame);
                     frames.extend(frame);
                     if env.step(random.below(env.action_names().len())).unwrap().done() {
-                        env.reset(seed + 1);
+                        env.reset(seed + 1).unwrap();
                     }
                 }
                 frames
@@ -152,21 +160,21 @@ mod tests {
             assert_eq!(play(1), play(1), "{}", game.name);
             assert_ne!(play(1), play(7), "{}", game.name);
             let mut env = game.make(Purpose::Train, SIZE).unwrap();
-            env.reset(0);
+            env.reset(0).unwrap();
             let mut frame = vec![7; SIZE * SIZE * 3];
             env.render(&mut frame);
             let colours: std::collections::BTreeSet<_> = frame.as_chunks::<3>().0.iter().collect();
             assert!((3..=8).contains(&colours.len()), "{}: {} colours", game.name, colours.len());
             let count = env.action_names().len();
-            assert_eq!(env.step(count), Err(EnvError::NoSuchAction { action: count, count }));
+            assert!(matches!(env.step(count), Err(EnvError::NoSuchAction { action, .. }) if action == count));
         }
     }
 
     #[test]
     fn episodes_end() {
-        for game in &GAMES {
+        for game in games() {
             let mut env = game.make(Purpose::Train, SIZE).unwrap();
-            env.reset(3);
+            env.reset(3).unwrap();
             let steps = (1..=2000).find(|i| env.step(i % 2).unwrap().done());
             assert!(steps.is_some(), "{} goes on for ever", game.name);
         }

@@ -1,5 +1,9 @@
+//! Pong against an opponent who is a little slow.
+
 use super::{CELL, CELLS, Colour, check_action, fill, moved, paint_cells};
 use crate::{Env, EnvError, Random, Step};
+
+const ACTIONS: [&str; 3] = ["up", "stay", "down"];
 
 const BACKGROUND: Colour = [16, 20, 24];
 const BALL: Colour = [240, 240, 240];
@@ -39,6 +43,7 @@ impl Default for Pong {
 }
 
 impl Pong {
+    /// A game that waits for its first reset.
     pub fn new() -> Pong {
         Pong {
             random: Random::new(0),
@@ -99,21 +104,22 @@ fn toward(position: usize, target: usize) -> usize {
 }
 
 impl Env for Pong {
-    fn action_names(&self) -> &[&'static str] {
-        &["up", "stay", "down"]
+    fn action_names(&self) -> Vec<String> {
+        ACTIONS.map(String::from).to_vec()
     }
 
     fn frame_size(&self) -> (usize, usize) {
         (CELLS * CELL, CELLS * CELL)
     }
 
-    fn reset(&mut self, seed: u64) {
+    fn reset(&mut self, seed: u64) -> Result<(), EnvError> {
         *self = Pong { random: Random::new(seed), ..Pong::new() };
         self.serve();
+        Ok(())
     }
 
     fn step(&mut self, action: usize) -> Result<Step, EnvError> {
-        check_action(action, self.action_names())?;
+        check_action(action, ACTIONS.len())?;
         self.player = moved(self.player, action, LOWEST);
         if self.steps.is_multiple_of(3) {
             let wanted = toward(self.opponent, self.ball.1.saturating_sub(1).min(OTHER_LOWEST));

@@ -1,3 +1,5 @@
+//! An Atari game as an environment: no-ops, lives, frame skip and time limits around the emulator.
+
 use std::path::PathBuf;
 
 use ale::{Action, AleError, Cartridge, Emulator, Settings};
@@ -16,7 +18,6 @@ const GAMES_BEFORE: usize = 64;
 pub struct Atari {
     emulator: Emulator,
     protocol: Protocol,
-    action_names: Vec<&'static str>,
     view: View,
     /// The last two raw frames of a step, resized. A step that ends early leaves those of the step before it.
     last: [Vec<u8>; 2],
@@ -26,8 +27,6 @@ pub struct Atari {
     raw_frames: u32,
     lives: i32,
     life_lost: bool,
-    /// What went wrong in a reset, for the next step to say.
-    failure: Option<AleError>,
 }
 
 impl Atari {
@@ -53,14 +52,12 @@ impl Atari {
         })?;
         Ok(Atari {
             protocol,
-            action_names: emulator.actions().iter().map(|action| action.name()).collect(),
             view: View::new(&emulator),
             last: [vec![0; BYTES], vec![0; BYTES]],
             frame: vec![0; BYTES],
             raw_frames: 0,
             lives: emulator.lives(),
             life_lost: false,
-            failure: None,
             emulator,
         })
     }
@@ -122,31 +119,28 @@ impl Atari {
 }
 
 impl Env for Atari {
-    fn action_names(&self) -> &[&'static str] {
-        &self.action_names
+    fn action_names(&self) -> Vec<String> {
+        self.emulator.actions().iter().map(|action| action.name().to_string()).collect()
     }
 
     fn frame_size(&self) -> (usize, usize) {
         (SIZE, SIZE)
     }
 
-    fn reset(&mut self, seed: u64) {
+    fn reset(&mut self, seed: u64) -> Result<(), EnvError> {
         let mut random = Random::new(seed);
         if !self.life_lost && self.protocol.sticky > 0.0 {
             self.emulator.seed(random.next_u64() as u32);
         }
         let noops = 1 + random.below(self.protocol.most_noops);
         let games = random.below(GAMES_BEFORE) as u32;
-        self.failure = self.start(games, noops).err();
+        self.start(games, noops).map_err(failed)
     }
 
     fn step(&mut self, action: usize) -> Result<Step, EnvError> {
-        let count = self.action_names.len();
-        let action = *self.emulator.actions().get(action).ok_or(EnvError::NoSuchAction { action, count })?;
-        let failed = |reason: AleError| EnvError::Emulator { reason: reason.to_string() };
-        if let Some(failure) = self.failure.take() {
-            return Err(failed(failure));
-        }
+        let actions = self.emulator.actions();
+        let no_such_action = EnvError::NoSuchAction { action, count: actions.len() };
+        let action = *actions.get(action).ok_or(no_such_action)?;
         let points = self.play(action).map_err(failed)?;
         let lives = self.emulator.lives();
         self.life_lost = self.protocol.life_loss_ends && !self.over() && 0 < lives && lives < self.lives;
@@ -163,8 +157,8 @@ impl Env for Atari {
         self.life_lost
     }
 
-    fn info(&self) -> Vec<(&'static str, f64)> {
-        vec![("lives", f64::from(self.lives)), ("raw_frames", f64::from(self.raw_frames))]
+    fn info(&self) -> Vec<(String, f64)> {
+        vec![("lives".into(), f64::from(self.lives)), ("raw_frames".into(), f64::from(self.raw_frames))]
     }
 
     fn full_frame(&self) -> Option<(usize, usize, Vec<u8>)> {
@@ -173,6 +167,10 @@ impl Env for Atari {
         view::colour(&self.emulator, self.emulator.screen(), &mut pixels);
         Some((height, width, pixels))
     }
+}
+
+fn failed(reason: AleError) -> EnvError {
+    EnvError::Emulator { reason: reason.to_string() }
 }
 
 #[cfg(test)]
@@ -187,14 +185,14 @@ mod tests {
     /// A mark of everything that an environment shows over so many steps with these actions, begun anew after each end.
     fn story(env: &mut dyn Env, seed: u64, steps: usize) -> Vec<(u64, Step)> {
         let (mut random, mut frame, mut records) = (Random::new(seed), vec![0; BYTES], Vec::new());
-        env.reset(seed);
+        env.reset(seed).unwrap();
         for _ in 0..steps {
             let step = env.step(random.below(env.action_names().len())).unwrap();
             env.render(&mut frame);
             let mix = |h: u64, byte: &u8| (h ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
             records.push((frame.iter().fold(0xcbf2_9ce4_8422_2325, mix), step));
             if step.done() {
-                env.reset(random.next_u64());
+                env.reset(random.next_u64()).unwrap();
             }
         }
         records
@@ -221,35 +219,35 @@ mod tests {
         assert_eq!(play(1), play(1));
         assert_ne!(play(1), play(2));
         let mut env = game.make(Purpose::Evaluate, SIZE).unwrap();
-        env.reset(0);
+        env.reset(0).unwrap();
         env.step(0).unwrap();
         // One no-op and one step, four raw frames each.
-        assert_eq!(env.info(), [("lives", 5.0), ("raw_frames", 8.0)]);
+        assert_eq!(env.info(), [("lives".into(), 5.0), ("raw_frames".into(), 8.0)]);
     }
 
     #[test]
     fn a_lost_life_ends_a_training_episode_and_the_game_goes_on() {
         let mut env = make("Breakout", Purpose::Train);
-        env.reset(0);
+        env.reset(0).unwrap();
         assert_eq!(env.action_names(), ["NOOP", "FIRE", "RIGHT", "LEFT"]);
         let mut episodes = 0;
         for lives in [5.0, 4.0, 3.0, 2.0, 1.0] {
-            assert_eq!(env.info()[0], ("lives", lives));
+            assert_eq!(env.info()[0], ("lives".into(), lives));
             assert!(!env.continues());
             while !env.step(1).unwrap().done() {}
             episodes += 1;
             let raw_frames = env.info()[1].1;
             assert_eq!(env.continues(), lives > 1.0);
-            env.reset(0);
+            env.reset(0).unwrap();
             assert_eq!(env.info()[1].1 > raw_frames, lives > 1.0);
         }
         assert_eq!(episodes, 5);
-        assert_eq!(env.info()[0], ("lives", 5.0));
+        assert_eq!(env.info()[0], ("lives".into(), 5.0));
 
         let mut whole = make("Breakout", Purpose::Evaluate);
-        whole.reset(0);
+        whole.reset(0).unwrap();
         while !whole.step(1).unwrap().done() {}
-        assert_eq!(whole.info()[0], ("lives", 0.0));
+        assert_eq!(whole.info()[0], ("lives".into(), 0.0));
         assert!(!whole.continues());
     }
 
@@ -257,27 +255,27 @@ mod tests {
     fn a_time_limit_cuts_the_game_off() {
         let mut env =
             Atari::new("Pong", Protocol { time_limit: 50, ..Protocol::new(Purpose::Evaluate) }).unwrap();
-        env.reset(0);
+        env.reset(0).unwrap();
         let steps: Vec<Step> = std::iter::from_fn(|| Some(env.step(0).unwrap())).take(13).collect();
         assert!(steps[..12].iter().all(|step| !step.done()));
         // The no-op, twelve steps of four frames, and one frame of the thirteenth.
         assert_eq!(steps[12], Step { reward: steps[12].reward, terminated: false, truncated: true });
-        assert_eq!(env.info()[1], ("raw_frames", 50.0));
+        assert_eq!(env.info()[1], ("raw_frames".into(), 50.0));
     }
 
     #[test]
     fn an_action_it_does_not_have_changes_nothing() {
         let mut env = make("Pong", Purpose::Train);
-        env.reset(0);
+        env.reset(0).unwrap();
         let before = env.info();
-        assert_eq!(env.step(6), Err(EnvError::NoSuchAction { action: 6, count: 6 }));
+        assert!(matches!(env.step(6), Err(EnvError::NoSuchAction { action: 6, count: 6 })));
         assert_eq!(env.info(), before);
     }
 
     #[test]
     fn the_full_frame_is_what_the_frame_was_made_from() {
         let mut env = make("Seaquest", Purpose::Evaluate);
-        env.reset(0);
+        env.reset(0).unwrap();
         let (height, width, pixels) = env.full_frame().unwrap();
         assert_eq!((height, width), (210, 160));
         let mut resized = vec![0; BYTES];
@@ -338,7 +336,7 @@ mod tests {
     fn a_vector_of_games_plays_them() {
         let game = Game::find("atari/Pong").unwrap();
         let mut envs = VectorEnv::new((0..2).map(|_| game.make(Purpose::Train, SIZE).unwrap()).collect());
-        envs.reset(&[Some(1), Some(2)]);
+        envs.reset(&[Some(1), Some(2)]).unwrap();
         let steps = envs.step(&[Some(0), Some(2)]).unwrap();
         assert_eq!(steps, [Some(Step { reward: 0.0, terminated: false, truncated: false }); 2]);
         let mut frames = vec![0; 2 * BYTES];

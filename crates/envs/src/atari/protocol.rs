@@ -1,3 +1,5 @@
+//! The settings of the Atari protocol.
+
 use crate::Purpose;
 
 /// How a game is turned into episodes and steps.

@@ -1,3 +1,5 @@
+//! Frames of 64x64 pixels from the emulator's screen.
+
 use ale::Emulator;
 
 use crate::Resize;

@@ -1,0 +1,176 @@
+//! Training steps: the losses over a batch, their gradient, Adam. Training runs them, `iris bench` times them, `iris selftest` compares them.
+
+use engine::{Adam, Buffer, Device, Key, StepId, Stepper, Tape, Tensor};
+
+use super::{Epoch, Phase, Result};
+use crate::layers::Network;
+use crate::mix;
+
+/// What a network is trained for: a batch in buffers of the device, and the losses over it.
+pub trait Objective: Sync {
+    const PHASE: Phase;
+    type Model: Sync;
+
+    /// The parameters that are trained.
+    fn network(model: &Self::Model) -> &Network;
+
+    fn losses(&self, tape: &mut Tape, model: &Self::Model) -> engine::Result<Losses>;
+}
+
+/// The losses of one update.
+pub struct Losses {
+    /// The one that is minimised.
+    pub total: Tensor,
+    /// Scalars to report, by the names of their metrics.
+    pub named: Vec<(&'static str, Tensor)>,
+}
+
+/// Trains a network: the batch, the optimiser, the sums of the losses, and the step, which a GPU captures once.
+pub struct Learner<O> {
+    /// Its buffers are filled before each update.
+    pub objective: O,
+    adam: Adam,
+    stepper: Stepper,
+    sums: Sums,
+}
+
+impl<O: Objective> Learner<O> {
+    pub fn new(device: &Device, objective: O, adam: Adam) -> Learner<O> {
+        let sums = Sums { device: device.clone(), buffer: None, names: Vec::new(), updates: 0 };
+        Learner { objective, adam, stepper: Stepper::new(device, Key::new(0, 0)), sums }
+    }
+
+    /// The randomness of the next update, such as dropout.
+    pub fn set_key(&mut self, key: Key) {
+        self.stepper.set_key(key);
+    }
+
+    pub fn set_learning_rate(&mut self, rate: f32) {
+        if self.adam.learning_rate != rate {
+            self.adam.learning_rate = rate;
+            self.stepper.forget(O::PHASE.name());
+        }
+    }
+
+    /// One update with the batch that is in the buffers.
+    pub fn update(&mut self, model: &O::Model) -> engine::Result<()> {
+        let Learner { objective, adam, stepper, sums } = self;
+        let params = &O::network(model).params;
+        let settings = format!("{adam:?}");
+        let identity = params.values().identity();
+        let id: StepId =
+            (O::PHASE.name(), settings.bytes().fold(identity, |h, byte| mix(h, u64::from(byte))));
+        sums.updates += 1;
+        stepper.run_recorded(id, |tape| -> engine::Result<()> {
+            let losses = objective.losses(tape, model)?;
+            tape.backward(losses.total)?;
+            tape.adam(params, adam)?;
+            sums.add(tape, &losses.named)
+        })
+    }
+
+    /// Means of the losses over the updates since the last call, by name.
+    pub fn take_losses(&mut self) -> engine::Result<Vec<(&'static str, f32)>> {
+        self.sums.take()
+    }
+
+    /// The updates of an epoch; `fill` makes the batch of each.
+    pub(super) fn learn(
+        &mut self,
+        model: &O::Model,
+        updates: usize,
+        epoch: &mut Epoch,
+        mut fill: impl FnMut(&O) -> Result<()>,
+    ) -> Result<()> {
+        for update in 0..updates {
+            fill(&self.objective)?;
+            self.update(model)?;
+            epoch.progress(O::PHASE, update + 1, updates)?;
+        }
+        for (name, mean) in self.take_losses()? {
+            epoch.metrics.add(name, mean);
+        }
+        match updates {
+            0 => Ok(()),
+            // A GPU was still at work when the last update had been handed to it; now it is not.
+            _ => epoch.progress(O::PHASE, updates, updates),
+        }
+    }
+}
+
+/// Losses added up on the device and read once.
+struct Sums {
+    device: Device,
+    buffer: Option<Buffer>,
+    names: Vec<&'static str>,
+    updates: usize,
+}
+
+impl Sums {
+    fn add(&mut self, tape: &mut Tape, named: &[(&'static str, Tensor)]) -> engine::Result<()> {
+        // A step runs once before it is captured: the buffer is there by then.
+        let buffer = match &self.buffer {
+            Some(buffer) if buffer.shape().len() == named.len() => buffer,
+            _ => self.buffer.insert(self.device.buffer::<f32>("losses", [named.len()])?),
+        };
+        self.names = named.iter().map(|(name, _)| *name).collect();
+        named.iter().enumerate().try_for_each(|(i, (_, loss))| tape.accumulate(buffer, i, *loss))
+    }
+
+    fn take(&mut self) -> engine::Result<Vec<(&'static str, f32)>> {
+        let updates = std::mem::take(&mut self.updates);
+        let Some(buffer) = self.buffer.as_ref().filter(|_| updates > 0) else { return Ok(Vec::new()) };
+        let sums = buffer.read::<f32>()?;
+        buffer.write(&vec![0f32; sums.len()])?;
+        Ok(self.names.iter().copied().zip(sums).map(|(name, sum)| (name, sum / updates as f32)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fuzzing::tiny_agent;
+    use crate::{Agent, Tokenizer};
+
+    /// So many losses, each the number of its place.
+    struct Counted {
+        losses: usize,
+        frames: Buffer,
+    }
+
+    const NAMES: [&str; 12] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11"];
+
+    impl Objective for Counted {
+        const PHASE: Phase = Phase::Tokenizer;
+        type Model = Tokenizer;
+
+        fn network(model: &Tokenizer) -> &Network {
+            &model.network
+        }
+
+        fn losses(&self, tape: &mut Tape, model: &Tokenizer) -> engine::Result<Losses> {
+            let x = tape.buffer(&self.frames)?;
+            let total = model.loss(tape, x, None, 0.0)?.total;
+            let place = |place: usize| Ok((NAMES[place], tape.affine(total, 0.0, place as f32)?));
+            let named: engine::Result<Vec<_>> = (0..self.losses).map(place).collect();
+            Ok(Losses { total, named: named? })
+        }
+    }
+
+    #[test]
+    fn any_number_of_losses_is_averaged() -> engine::Result<()> {
+        let device = Device::under_test(1)?;
+        let Agent { tokenizer, .. } = tiny_agent(&device)?;
+        for losses in [1, 8, 9, 12] {
+            let frames = device.buffer::<f32>("frames", [1, 8, 8, 3])?;
+            let mut learner = Learner::new(&device, Counted { losses, frames }, Adam::default());
+            assert_eq!(learner.take_losses()?, []);
+            for updates in [3, 1] {
+                (0..updates).try_for_each(|_| learner.update(&tokenizer))?;
+                let expected: Vec<_> = (0..losses).map(|place| (NAMES[place], place as f32)).collect();
+                assert_eq!(learner.take_losses()?, expected);
+            }
+        }
+        Ok(())
+    }
+}
