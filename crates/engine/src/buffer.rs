@@ -1,6 +1,6 @@
 //! Memory that outlives steps: their inputs, results and carried state.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::dtype::{Bf16, from_bf16, to_bf16};
 use crate::memory::Block;
@@ -18,21 +18,44 @@ pub(crate) struct Slot {
     pub name: String,
     pub shape: Shape,
     pub dtype: DType,
-    /// Empty while a step has taken the block.
-    pub block: Mutex<Option<Block>>,
+    held: Mutex<Held>,
+}
+
+/// Where a buffer's memory is.
+enum Held {
+    Here(Block),
+    /// A step has it.
+    Taken,
+    /// A step failed with it, and there was no memory to replace it.
+    Lost(Error),
 }
 
 impl Slot {
     /// Takes the block out for a step, or says that another one has it.
     pub fn take(&self) -> Result<Block> {
-        let taken = self.block.lock().map(|mut guard| guard.take()).unwrap_or(None);
-        taken.ok_or_else(|| Error::InUse { name: self.name.clone() })
+        let mut held = self.held();
+        match std::mem::replace(&mut *held, Held::Taken) {
+            Held::Here(block) => Ok(block),
+            Held::Taken => Err(Error::InUse { name: self.name.clone() }),
+            Held::Lost(error) => {
+                *held = Held::Lost(error.clone());
+                Err(error)
+            }
+        }
     }
 
     pub fn put(&self, block: Block) {
-        if let Ok(mut guard) = self.block.lock() {
-            *guard = Some(block);
-        }
+        *self.held() = Held::Here(block);
+    }
+
+    /// From here on, using the buffer is this error.
+    pub fn lose(&self, error: Error) {
+        *self.held() = Held::Lost(error);
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        // Nothing panics while it is locked.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn with<R>(&self, f: impl FnOnce(&mut Block) -> Result<R>) -> Result<R> {
@@ -74,7 +97,7 @@ impl Buffer {
     fn zeroed(device: &Device, name: String, shape: Shape, dtype: DType) -> Result<Buffer> {
         let bytes = shape.len().saturating_mul(dtype.size());
         let block = Block::zeroed(&name, bytes, device.backend())?;
-        let slot = Slot { name, shape, dtype, block: Mutex::new(Some(block)) };
+        let slot = Slot { name, shape, dtype, held: Mutex::new(Held::Here(block)) };
         Ok(Buffer { slot: Arc::new(slot), device: device.clone() })
     }
 
@@ -161,6 +184,21 @@ mod tests {
         );
         assert!(matches!(buffer.write(&[1i32; 6]), Err(Error::DTypeMismatch { .. })));
         assert!(matches!(buffer.write_at(5, &[0.0f32; 2]), Err(Error::RangeOutOfBounds { .. })));
+        Ok(())
+    }
+
+    #[test]
+    fn lost_memory_is_reported_as_such() -> Result<()> {
+        let buffer = Device::cpu(Some(1))?.buffer::<f32>("moments", [2])?;
+        let block = buffer.slot.take()?;
+        assert_eq!(buffer.read::<f32>(), Err(Error::InUse { name: "moments".into() }));
+        let full = Error::OutOfMemory { what: "moments".into(), bytes: 8, place: "the GPU" };
+        buffer.slot.lose(full.clone());
+        for _ in 0..2 {
+            assert_eq!(buffer.read::<f32>(), Err(full.clone()));
+        }
+        buffer.slot.put(block);
+        assert_eq!(buffer.read::<f32>()?, [0.0; 2]);
         Ok(())
     }
 

@@ -158,14 +158,18 @@ impl Tape {
             let bytes = bound.slot.shape.len() * bound.slot.dtype.size();
             if bytes > 0 && bound.block.is_lost() {
                 let zeros = || Block::zeroed(&bound.slot.name, bytes, self.device.backend());
-                let Ok(block) = zeros().or_else(|_| {
+                let replaced = zeros().or_else(|_| {
                     // Memory is full: what steps keep for later makes room.
                     self.arena = Arena::default();
                     zeros()
-                }) else {
-                    continue;
-                };
-                bound.block = block;
+                });
+                match replaced {
+                    Ok(block) => bound.block = block,
+                    Err(error) => {
+                        bound.slot.lose(error);
+                        continue;
+                    }
+                }
             }
             bound.slot.put(bound.block);
         }
