@@ -86,6 +86,13 @@ impl Device {
         Buffer::zeroed(self, name.into(), shape.into(), T::DTYPE)
     }
 
+    /// A buffer of one number, for what steps read and the host sets between them: a learning rate.
+    pub fn scalar(&self, name: impl Into<String>, value: f32) -> Result<Buffer> {
+        let buffer = self.buffer::<f32>(name, [1])?;
+        buffer.write(&[value])?;
+        Ok(buffer)
+    }
+
     /// A buffer in the device's activation type, for large activations kept between steps. The host reads and writes f32.
     pub fn float_buffer(&self, name: impl Into<String>, shape: impl Into<Shape>) -> Result<Buffer> {
         Buffer::zeroed(self, name.into(), shape.into(), self.float())

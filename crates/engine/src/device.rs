@@ -258,7 +258,7 @@ mod tests {
         assert!(matches!(full, Err(Error::OutOfMemory { place: "the GPU", .. })), "{full:?}");
         for factor in [1.0, 2.0, 3.0] {
             input.write(&[factor, 2.0 * factor, 3.0 * factor, 4.0 * factor])?;
-            stepper.run_recorded(("sum", 0), |tape| -> Result<()> {
+            stepper.run_captured(crate::StepId::new("sum", &()), |tape| -> Result<()> {
                 let x = tape.buffer(&input)?;
                 let sum = tape.add(x, x)?;
                 tape.store(&output, 0, sum)

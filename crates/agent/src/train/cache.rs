@@ -171,7 +171,7 @@ impl Cache {
     /// Makes sure the tokens of these records are known.
     pub fn tokenise(&mut self, agent: &Agent, replay: &Replay, records: &[usize]) -> Result<()> {
         let Cache { stepper, frames, tokens_out, kept, .. } = self;
-        let id = ("encode", agent.identity());
+        let id = StepId::new("encode", &agent.identity());
         match kept {
             Kept::Gpu(tables) => {
                 tables.upload(replay, records)?;
@@ -179,7 +179,7 @@ impl Cache {
                 for chunk in missing.chunks(tables.chunk()) {
                     tables.place(chunk)?;
                     let Tables { places, frames, tokens, .. } = &*tables;
-                    stepper.infer_recorded(id, |tape| -> engine::Result<()> {
+                    stepper.infer_captured(id, |tape| -> engine::Result<()> {
                         let places = tape.buffer(places)?;
                         let x = tape.gather_rows(frames, places)?;
                         let found = tokens_of(tape, agent, x)?;
@@ -194,7 +194,7 @@ impl Cache {
                 for chunk in missing.chunks(CHUNK) {
                     frames.device().on_host_threads(|| replay.frames(chunk, &mut bytes))?;
                     frames.write(&bytes)?;
-                    stepper.infer_recorded(id, |tape| -> engine::Result<()> {
+                    stepper.infer_captured(id, |tape| -> engine::Result<()> {
                         let x = tape.buffer(frames)?;
                         let found = tokens_of(tape, agent, x)?;
                         tape.store(tokens_out, 0, found)
@@ -213,14 +213,14 @@ impl Cache {
     /// Makes sure the reconstructions of these records, whose tokens are known, are known too.
     pub fn render(&mut self, agent: &Agent, records: &[usize]) -> Result<()> {
         let Cache { stepper, tokens_in, rendered, kept, .. } = self;
-        let id = ("decode", agent.identity());
+        let id = StepId::new("decode", &agent.identity());
         match kept {
             Kept::Gpu(tables) => {
                 let missing = missing(records, |r| tables.rendered[r % tables.capacity] == Some(r));
                 for chunk in missing.chunks(tables.chunk()) {
                     tables.place(chunk)?;
                     let Tables { places, tokens, reconstructions, .. } = &*tables;
-                    stepper.infer_recorded(id, |tape| -> engine::Result<()> {
+                    stepper.infer_captured(id, |tape| -> engine::Result<()> {
                         let places = tape.buffer(places)?;
                         let tokens = tape.gather_rows(tokens, places)?;
                         let frames = agent.tokenizer.render(tape, tokens)?;
@@ -234,7 +234,7 @@ impl Cache {
                 for chunk in missing.chunks(CHUNK) {
                     let rows: Vec<Option<usize>> = chunk.iter().copied().map(Some).collect();
                     tokens_in.write(&join(&rows, tokens, tokens_in.shape().len()))?;
-                    stepper.infer_recorded(id, |tape| -> engine::Result<()> {
+                    stepper.infer_captured(id, |tape| -> engine::Result<()> {
                         let tokens = tape.buffer(tokens_in)?;
                         let frames = agent.tokenizer.render(tape, tokens)?;
                         tape.store(rendered, 0, frames)
@@ -294,8 +294,9 @@ impl Tables {
             }
         };
         index.write(&numbers)?;
-        let (table, id): (&Buffer, StepId) = (table(self), (name, out.identity()));
-        Ok(stepper.infer_recorded(id, |tape| -> engine::Result<()> {
+        let table = table(self);
+        let id = StepId::new(name, &[table, &index, out].map(Buffer::identity));
+        Ok(stepper.infer_captured(id, |tape| -> engine::Result<()> {
             let index = tape.buffer(&index)?;
             let rows = tape.gather_rows(table, index)?;
             tape.store(out, 0, rows)

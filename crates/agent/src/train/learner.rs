@@ -1,18 +1,26 @@
 //! Training steps: the losses over a batch, their gradient, Adam. Training runs them, `iris bench` times them, `iris selftest` compares them.
 
+use std::hash::Hash;
+
 use engine::{Adam, Buffer, Device, Key, StepId, Stepper, Tape, Tensor};
 
 use super::{Epoch, Phase, Result};
 use crate::layers::Network;
-use crate::mix;
 
 /// What a network is trained for: a batch in buffers of the device, and the losses over it.
 pub trait Objective: Sync {
     const PHASE: Phase;
     type Model: Sync;
+    /// Everything that the losses depend on beside the model and the contents of buffers.
+    type Settings: Hash;
 
     /// The parameters that are trained.
     fn network(model: &Self::Model) -> &Network;
+
+    fn settings(&self) -> Self::Settings;
+
+    /// Names of the metrics, in the order of [`Losses::named`].
+    fn names(&self) -> Vec<&'static str>;
 
     fn losses(&self, tape: &mut Tape, model: &Self::Model) -> engine::Result<Losses>;
 }
@@ -25,19 +33,37 @@ pub struct Losses {
     pub named: Vec<(&'static str, Tensor)>,
 }
 
+/// Everything that an update depends on beside the contents of buffers. The learner's own buffers stay the same as long as it lives.
+#[derive(Hash)]
+struct UpdateStep<Settings> {
+    /// Of the network's parameters.
+    parameters: u64,
+    adam: Adam,
+    settings: Settings,
+}
+
 /// Trains a network: the batch, the optimiser, the sums of the losses, and the step, which a GPU captures once.
 pub struct Learner<O> {
     /// Its buffers are filled before each update.
     pub objective: O,
     adam: Adam,
+    /// Where captured steps read it, f32 [1].
+    learning_rate: Buffer,
     stepper: Stepper,
     sums: Sums,
 }
 
 impl<O: Objective> Learner<O> {
-    pub fn new(device: &Device, objective: O, adam: Adam) -> Learner<O> {
-        let sums = Sums { device: device.clone(), buffer: None, names: Vec::new(), updates: 0 };
-        Learner { objective, adam, stepper: Stepper::new(device, Key::new(0, 0)), sums }
+    pub fn new(device: &Device, objective: O, adam: Adam, learning_rate: f32) -> engine::Result<Learner<O>> {
+        let names = objective.names();
+        let buffer = device.buffer::<f32>("losses", [names.len()])?;
+        Ok(Learner {
+            objective,
+            adam,
+            learning_rate: device.scalar("learning rate", learning_rate)?,
+            stepper: Stepper::new(device, Key::new(0, 0)),
+            sums: Sums { buffer, names, updates: 0 },
+        })
     }
 
     /// The randomness of the next update, such as dropout.
@@ -45,26 +71,26 @@ impl<O: Objective> Learner<O> {
         self.stepper.set_key(key);
     }
 
-    pub fn set_learning_rate(&mut self, rate: f32) {
-        if self.adam.learning_rate != rate {
-            self.adam.learning_rate = rate;
-            self.stepper.forget(O::PHASE.name());
-        }
+    /// The learning rate of the next updates.
+    pub fn set_learning_rate(&self, rate: f32) -> engine::Result<()> {
+        self.learning_rate.write(&[rate])
     }
 
     /// One update with the batch that is in the buffers.
     pub fn update(&mut self, model: &O::Model) -> engine::Result<()> {
-        let Learner { objective, adam, stepper, sums } = self;
+        let Learner { objective, adam, learning_rate, stepper, sums } = self;
         let params = &O::network(model).params;
-        let settings = format!("{adam:?}");
-        let identity = params.values().identity();
-        let id: StepId =
-            (O::PHASE.name(), settings.bytes().fold(identity, |h, byte| mix(h, u64::from(byte))));
+        let step = UpdateStep {
+            parameters: params.values().identity(),
+            adam: *adam,
+            settings: objective.settings(),
+        };
         sums.updates += 1;
-        stepper.run_recorded(id, |tape| -> engine::Result<()> {
+        let sums = &*sums;
+        stepper.run_captured(StepId::new(O::PHASE.name(), &step), |tape| -> engine::Result<()> {
             let losses = objective.losses(tape, model)?;
             tape.backward(losses.total)?;
-            tape.adam(params, adam)?;
+            tape.adam(params, learning_rate, adam)?;
             sums.add(tape, &losses.named)
         })
     }
@@ -100,28 +126,25 @@ impl<O: Objective> Learner<O> {
 
 /// Losses added up on the device and read once.
 struct Sums {
-    device: Device,
-    buffer: Option<Buffer>,
+    buffer: Buffer,
     names: Vec<&'static str>,
     updates: usize,
 }
 
 impl Sums {
-    fn add(&mut self, tape: &mut Tape, named: &[(&'static str, Tensor)]) -> engine::Result<()> {
-        // A step runs once before it is captured: the buffer is there by then.
-        let buffer = match &self.buffer {
-            Some(buffer) if buffer.shape().len() == named.len() => buffer,
-            _ => self.buffer.insert(self.device.buffer::<f32>("losses", [named.len()])?),
-        };
-        self.names = named.iter().map(|(name, _)| *name).collect();
-        named.iter().enumerate().try_for_each(|(i, (_, loss))| tape.accumulate(buffer, i, *loss))
+    /// Part of captured steps, so that it changes nothing but the buffer.
+    fn add(&self, tape: &mut Tape, named: &[(&'static str, Tensor)]) -> engine::Result<()> {
+        debug_assert!(named.iter().map(|(name, _)| name).eq(&self.names));
+        named.iter().enumerate().try_for_each(|(i, (_, loss))| tape.accumulate(&self.buffer, i, *loss))
     }
 
     fn take(&mut self) -> engine::Result<Vec<(&'static str, f32)>> {
         let updates = std::mem::take(&mut self.updates);
-        let Some(buffer) = self.buffer.as_ref().filter(|_| updates > 0) else { return Ok(Vec::new()) };
-        let sums = buffer.read::<f32>()?;
-        buffer.write(&vec![0f32; sums.len()])?;
+        if updates == 0 {
+            return Ok(Vec::new());
+        }
+        let sums = self.buffer.read::<f32>()?;
+        self.buffer.write(&vec![0f32; sums.len()])?;
         Ok(self.names.iter().copied().zip(sums).map(|(name, sum)| (name, sum / updates as f32)).collect())
     }
 }
@@ -143,9 +166,16 @@ mod tests {
     impl Objective for Counted {
         const PHASE: Phase = Phase::Tokenizer;
         type Model = Tokenizer;
+        type Settings = ();
 
         fn network(model: &Tokenizer) -> &Network {
             &model.network
+        }
+
+        fn settings(&self) {}
+
+        fn names(&self) -> Vec<&'static str> {
+            NAMES[..self.losses].to_vec()
         }
 
         fn losses(&self, tape: &mut Tape, model: &Tokenizer) -> engine::Result<Losses> {
@@ -163,7 +193,7 @@ mod tests {
         let Agent { tokenizer, .. } = tiny_agent(&device)?;
         for losses in [1, 8, 9, 12] {
             let frames = device.buffer::<f32>("frames", [1, 8, 8, 3])?;
-            let mut learner = Learner::new(&device, Counted { losses, frames }, Adam::default());
+            let mut learner = Learner::new(&device, Counted { losses, frames }, Adam::default(), 1e-4)?;
             assert_eq!(learner.take_losses()?, []);
             for updates in [3, 1] {
                 (0..updates).try_for_each(|_| learner.update(&tokenizer))?;

@@ -1,13 +1,15 @@
 //! What each of the three networks is trained for. A new loss term belongs to its network's `loss` and `named`, a new network here and in `learning`.
 
-use engine::{Buffer, Device, Lstm, Tape};
+use engine::{Bits, Buffer, Device, Lstm, Tape};
 
 use super::{Losses, Objective, Phase};
 use crate::layers::Network;
 use crate::{
-    ActorCritic, AgentConfig, Perceptual, Returns, Tokenizer, TokenizerConfig, Trajectories, WorldModel,
-    WorldModelBatch,
+    ActorCritic, ActorCriticLosses, AgentConfig, Perceptual, Returns, Tokenizer, TokenizerConfig,
+    TokenizerLosses, Trajectories, WorldModel, WorldModelBatch, WorldModelLosses,
 };
+
+const IMAGINED_REWARD: &str = "actor_critic/train/imagined_reward_per_step";
 
 /// Reconstruct frames of the game (paper, section 2.1).
 pub struct TokenizerObjective {
@@ -34,9 +36,19 @@ impl TokenizerObjective {
 impl Objective for TokenizerObjective {
     const PHASE: Phase = Phase::Tokenizer;
     type Model = Tokenizer;
+    /// Weight of the squared error, and dropout of the perceptual loss.
+    type Settings = (Bits, Option<Bits>);
 
     fn network(model: &Tokenizer) -> &Network {
         &model.network
+    }
+
+    fn settings(&self) -> (Bits, Option<Bits>) {
+        (Bits(self.squared_weight), self.perceptual.as_ref().map(|p| Bits(p.dropout)))
+    }
+
+    fn names(&self) -> Vec<&'static str> {
+        TokenizerLosses::names(self.squared_weight != 0.0, self.perceptual.is_some())
     }
 
     fn losses(&self, tape: &mut Tape, model: &Tokenizer) -> engine::Result<Losses> {
@@ -78,9 +90,16 @@ impl WorldModelObjective {
 impl Objective for WorldModelObjective {
     const PHASE: Phase = Phase::WorldModel;
     type Model = WorldModel;
+    type Settings = ();
 
     fn network(model: &WorldModel) -> &Network {
         &model.network
+    }
+
+    fn settings(&self) {}
+
+    fn names(&self) -> Vec<&'static str> {
+        WorldModelLosses::NAMES.to_vec()
     }
 
     fn losses(&self, tape: &mut Tape, model: &WorldModel) -> engine::Result<Losses> {
@@ -111,9 +130,18 @@ impl ActorCriticObjective {
 impl Objective for ActorCriticObjective {
     const PHASE: Phase = Phase::ActorCritic;
     type Model = ActorCritic;
+    type Settings = Returns;
 
     fn network(model: &ActorCritic) -> &Network {
         &model.network
+    }
+
+    fn settings(&self) -> Returns {
+        self.returns
+    }
+
+    fn names(&self) -> Vec<&'static str> {
+        [&ActorCriticLosses::NAMES[..], &[IMAGINED_REWARD]].concat()
     }
 
     fn losses(&self, tape: &mut Tape, model: &ActorCritic) -> engine::Result<Losses> {
@@ -125,7 +153,7 @@ impl Objective for ActorCriticObjective {
         let rewards = tape.buffer(&dreamt.rewards)?;
         let losses = model.loss(tape, output, actions, rewards, ends, &self.returns)?;
         let mut named = losses.named().to_vec();
-        named.push(("actor_critic/train/imagined_reward_per_step", tape.mean(rewards)?));
+        named.push((IMAGINED_REWARD, tape.mean(rewards)?));
         Ok(Losses { total: losses.total, named })
     }
 }
