@@ -1,5 +1,7 @@
 //! The policy and the value function: a CNN and an LSTM over reconstructed frames (paper, section 2.3 and appendix A.3).
 
+use std::hash::{Hash, Hasher};
+
 use engine::{Device, Error, Init, Lstm, Param, Params, Result, Stride, Tape, Tensor};
 
 use schemars::JsonSchema;
@@ -47,14 +49,18 @@ pub struct ActorCriticLosses {
 }
 
 impl ActorCriticLosses {
+    /// The names that the reference release logs, in the order of [`named`](ActorCriticLosses::named).
+    pub const NAMES: [&'static str; 4] = [
+        "actor_critic/train/total_loss",
+        "actor_critic/train/loss_actions",
+        "actor_critic/train/loss_values",
+        "actor_critic/train/loss_entropy",
+    ];
+
     /// The losses under the names that the reference release logs.
     pub fn named(&self) -> [(&'static str, Tensor); 4] {
-        [
-            ("actor_critic/train/total_loss", self.total),
-            ("actor_critic/train/loss_actions", self.actions),
-            ("actor_critic/train/loss_values", self.values),
-            ("actor_critic/train/loss_entropy", self.entropy),
-        ]
+        let [total, actions, values, entropy] = Self::NAMES;
+        [(total, self.total), (actions, self.actions), (values, self.values), (entropy, self.entropy)]
     }
 }
 
@@ -70,6 +76,14 @@ pub struct Returns {
     pub entropy_weight: f32,
     /// Leave out what follows an imagined end, as the paper says. The reference release keeps it.
     pub stop_at_end: bool,
+}
+
+impl Hash for Returns {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Returns { gamma, lambda, entropy_weight, stop_at_end } = *self;
+        [gamma, lambda, entropy_weight].map(f32::to_bits).hash(state);
+        stop_at_end.hash(state);
+    }
 }
 
 impl Default for Returns {

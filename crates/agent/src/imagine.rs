@@ -1,8 +1,8 @@
 //! Imagination: the policy acts inside the world model (paper, section 2.3).
 
-use engine::{Buffer, Device, Key, Lstm, Result, Stepper, Tape, Tensor};
+use engine::{Buffer, Device, Key, Lstm, Result, StepId, Stepper, Tape, Temperature, Tensor};
 
-use crate::{Agent, Memory, mix};
+use crate::{Agent, AgentId, Memory};
 
 /// Rolls dreams out, `batch` at a time. Each imagined step is one step of the engine: nothing goes through the host in between.
 pub struct Dreamer {
@@ -11,6 +11,8 @@ pub struct Dreamer {
     burn_in: usize,
     stepper: Stepper,
     memory: Memory,
+    /// Positions of the memory in use.
+    positions: usize,
     start: Start,
     /// The frame being looked at, i32 [B, K].
     tokens: Buffer,
@@ -19,6 +21,8 @@ pub struct Dreamer {
     cell: Buffer,
     /// Actions that do not come from the policy, i32 [B].
     given: Buffer,
+    /// Of the policy.
+    temperature: Temperature,
     trajectories: Trajectories,
 }
 
@@ -78,6 +82,7 @@ impl Dreamer {
             burn_in,
             stepper: Stepper::new(device, key),
             memory: agent.world_model.memory(device, batch)?,
+            positions: 0,
             start: Start {
                 frames: device.buffer::<f32>("frames before the dream", [batch, burn_in, size, size, 3])?,
                 mask: device.buffer::<i32>("mask before the dream", [batch, burn_in])?,
@@ -87,6 +92,7 @@ impl Dreamer {
             hidden: state("hidden state")?,
             cell: state("cell state")?,
             given: device.buffer::<i32>("given actions", [batch])?,
+            temperature: Temperature::new(device, 1.0)?,
             trajectories: Trajectories {
                 frames: device.buffer::<f32>("dreamt frames", [batch, horizon, size, size, 3])?,
                 tokens: device.buffer::<i32>("tokens of dreamt frames", [batch, horizon, k])?,
@@ -115,12 +121,15 @@ impl Dreamer {
 
     /// Positions of the world model's memory that the last dream used.
     pub fn positions(&self) -> usize {
-        self.memory.len()
+        self.positions
     }
 
     /// Dreams from [`start`](Dreamer::start). The world model samples at temperature 1. A dream longer than the world model's memory goes on from the newest
     /// half of what it remembers.
     pub fn dream(&mut self, agent: &Agent, acting: Acting) -> Result<&Trajectories> {
+        if let Acting::Policy { temperature } = acting {
+            self.temperature.set(temperature)?;
+        }
         self.warm_up(agent)?;
         for t in 0..self.horizon {
             let last = t + 1 == self.horizon;
@@ -129,10 +138,22 @@ impl Dreamer {
                 let action = actions.get(t).copied().unwrap_or_default();
                 self.given.write(&vec![action as i32; self.batch])?;
             }
-            let Dreamer { stepper, memory, tokens, hidden, cell, given, trajectories, .. } = self;
-            let id = ("dream", step_number(agent, t, memory.len(), acting));
-            let seen = memory.len() + 1 + if last { 0 } else { agent.world_model.tokens };
-            stepper.infer_recorded(id, |tape| -> Result<()> {
+            let Dreamer {
+                stepper,
+                memory,
+                tokens,
+                hidden,
+                cell,
+                given,
+                temperature,
+                trajectories,
+                positions: at,
+                ..
+            } = self;
+            let at = *at;
+            let by_policy = matches!(acting, Acting::Policy { .. });
+            let id = StepId::new("dream", &DreamStep { agent: agent.identity(), t, at, by_policy, last });
+            stepper.infer_captured(id, |tape| -> Result<()> {
                 // The policy looks at the decoded frame and acts.
                 let seen = tape.buffer(tokens)?;
                 tape.store_step(&trajectories.tokens, t, seen)?;
@@ -141,18 +162,18 @@ impl Dreamer {
                 let state = load_state(tape, hidden, cell)?;
                 let sight = agent.actor_critic.look(tape, frame)?;
                 let state = agent.actor_critic.remember(tape, sight.gates, state)?;
-                let action = match acting {
-                    Acting::Given(_) => tape.buffer(given)?,
-                    Acting::Policy { temperature } => {
+                let action = match by_policy {
+                    false => tape.buffer(given)?,
+                    true => {
                         let logits = agent.actor_critic.decide(tape, state.hidden, sight.features)?.logits;
-                        tape.sample(logits, temperature)?
+                        tape.sample_at(logits, temperature)?
                     }
                 };
                 tape.store_step(&trajectories.actions, t, action)?;
                 tape.store(hidden, 0, state.hidden)?;
                 tape.store(cell, 0, state.cell)?;
                 // The world model answers with reward, end and, unless the dream is over, the next frame.
-                let thought = agent.world_model.see_action(tape, memory, action)?;
+                let thought = agent.world_model.see_action(tape, memory, at, action)?;
                 let (reward, end) = agent.world_model.consequences(tape, thought)?;
                 let reward = tape.sample(reward, 1.0)?;
                 let reward = tape.integers(reward, 1.0, -1.0)?;
@@ -160,11 +181,11 @@ impl Dreamer {
                 let end = tape.sample(end, 1.0)?;
                 tape.store_step(&trajectories.ends, t, end)?;
                 if !last {
-                    next_frame(tape, agent, memory, thought, tokens)?;
+                    next_frame(tape, agent, memory, at + 1, thought, tokens)?;
                 }
                 Ok(())
             })?;
-            self.memory.set_len(seen);
+            self.positions = at + 1 + if last { 0 } else { agent.world_model.tokens };
         }
         Ok(&self.trajectories)
     }
@@ -172,35 +193,38 @@ impl Dreamer {
     /// Forgets the older half of what the world model remembers, or more if it must, when step `t` does not fit any more.
     fn make_room(&mut self, agent: &Agent, t: usize, last: bool) -> Result<()> {
         let (steps, k) = (agent.config.world_model.steps, agent.world_model.tokens);
-        if self.memory.len() + 1 + if last { 0 } else { k } <= steps * (k + 1) {
+        if self.positions + 1 + if last { 0 } else { k } <= steps * (k + 1) {
             return Ok(());
         }
         let Dreamer { stepper, memory, tokens, trajectories, .. } = self;
-        memory.clear();
-        stepper.infer(|tape| -> Result<()> {
+        self.positions = stepper.infer(|tape| -> Result<usize> {
             let (frames, actions) = (tape.buffer(&trajectories.tokens)?, tape.buffer(&trajectories.actions)?);
             // This step and the one it leads to must fit.
             let kept = (steps / 2).min(steps.saturating_sub(2)).min(t);
+            let mut at = 0;
             for past in t - kept..t {
                 let frame = step_of(tape, frames, past)?;
-                agent.world_model.see_tokens(tape, memory, frame)?;
+                agent.world_model.see_tokens(tape, memory, at, frame)?;
                 let action = step_of(tape, actions, past)?;
-                agent.world_model.see_action(tape, memory, action)?;
+                agent.world_model.see_action(tape, memory, at + k, action)?;
+                at += k + 1;
             }
             let now = tape.buffer(tokens)?;
-            agent.world_model.see_tokens(tape, memory, now)?;
-            Ok(())
-        })
+            agent.world_model.see_tokens(tape, memory, at, now)?;
+            Ok(at + k)
+        })?;
+        Ok(())
     }
 
     /// Shows the burn-in frames to the policy and the first frame's tokens to the world model.
     fn warm_up(&mut self, agent: &Agent) -> Result<()> {
         let (batch, burn_in, width) = (self.batch, self.burn_in, agent.config.actor_critic.hidden);
-        self.memory.clear();
         self.hidden.write(&vec![0f32; batch * width])?;
         self.cell.write(&vec![0f32; batch * width])?;
         let Dreamer { stepper, memory, start, tokens, hidden, cell, trajectories, .. } = self;
-        stepper.infer_recorded(("dream start", agent.identity()), |tape| -> Result<()> {
+        // The dreamer's own buffers stay the same as long as it lives.
+        let id = StepId::new("dream start", &agent.identity());
+        stepper.infer_captured(id, |tape| -> Result<()> {
             let mut state = load_state(tape, hidden, cell)?;
             if burn_in > 0 {
                 let frames = tape.buffer(&start.frames)?;
@@ -216,21 +240,24 @@ impl Dreamer {
             }
             let first = tape.buffer(&start.tokens)?;
             tape.store(tokens, 0, first)?;
-            agent.world_model.see_tokens(tape, memory, first)?;
+            agent.world_model.see_tokens(tape, memory, 0, first)?;
             Ok(())
         })?;
-        self.memory.set_len(agent.world_model.tokens);
+        self.positions = agent.world_model.tokens;
         Ok(())
     }
 }
 
-/// Everything that an imagined step depends on beside the contents of buffers, mixed into one number.
-fn step_number(agent: &Agent, t: usize, position: usize, acting: Acting) -> u64 {
-    let acting = match acting {
-        Acting::Policy { temperature } => u64::from(temperature.to_bits()),
-        Acting::Given(_) => u64::MAX,
-    };
-    [t as u64, position as u64, acting].into_iter().fold(agent.identity(), mix)
+/// Everything that an imagined step depends on beside the contents of buffers. The dreamer's own buffers stay the same as long as it lives.
+#[derive(Hash)]
+struct DreamStep {
+    agent: AgentId,
+    /// The step of the trajectory that it writes.
+    t: usize,
+    /// Its first position in the world model's memory.
+    at: usize,
+    by_policy: bool,
+    last: bool,
 }
 
 fn load_state(tape: &mut Tape, hidden: &Buffer, cell: &Buffer) -> Result<Lstm> {
@@ -244,11 +271,13 @@ fn step_of(tape: &mut Tape, x: Tensor, t: usize) -> Result<Tensor> {
     tape.reshape(step, engine::Shape::try_from(dims.as_slice())?)
 }
 
-/// Samples the K tokens of the next frame one after the other into `next`, each from what came before, and remembers all of them.
+/// Samples the K tokens of the next frame one after the other into `next`, each from what came before, and remembers all of them from position
+/// `at` on.
 fn next_frame(
     tape: &mut Tape,
     agent: &Agent,
-    memory: &mut Memory,
+    memory: &Memory,
+    at: usize,
     mut thought: Tensor,
     next: &Buffer,
 ) -> Result<()> {
@@ -257,7 +286,7 @@ fn next_frame(
         let logits = agent.world_model.next_token(tape, thought)?;
         let token = tape.sample_into(logits, 1.0, next, i)?;
         let token = tape.reshape(token, [batch, 1])?;
-        thought = agent.world_model.see_tokens(tape, memory, token)?;
+        thought = agent.world_model.see_tokens(tape, memory, at + i, token)?;
     }
     Ok(())
 }

@@ -64,14 +64,16 @@ impl Agent {
         })
     }
 
-    /// A number that no other living agent has: what recorded steps over its networks depend on.
-    pub(crate) fn identity(&self) -> u64 {
+    /// What captured steps over its networks depend on.
+    pub(crate) fn identity(&self) -> AgentId {
         let networks = [&self.tokenizer.network, &self.world_model.network, &self.actor_critic.network];
-        networks.into_iter().fold(0, |h, network| mix(h, network.params.values().identity()))
+        AgentId { networks: networks.map(|network| network.params.values().identity()) }
     }
 }
 
-/// Joins numbers into one that depends on all of them and their order.
-pub(crate) fn mix(h: u64, x: u64) -> u64 {
-    (h ^ x).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29)
+/// Tells an agent from every other that is alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct AgentId {
+    /// The buffers of the parameters.
+    networks: [u64; 3],
 }

@@ -1,9 +1,9 @@
 //! Acting in real games: every frame goes through the tokenizer, as in the paper; the policy sees its reconstruction.
 
-use engine::{Buffer, Device, Key, Lstm, Result, Stepper};
+use engine::{Buffer, Device, Key, Lstm, Result, StepId, Stepper, Temperature};
 use envs::{EnvError, Game, Purpose, VectorEnv};
 
-use crate::{Agent, mix};
+use crate::Agent;
 
 /// Plays several games side by side with one policy.
 pub struct Player {
@@ -12,6 +12,7 @@ pub struct Player {
     hidden: Buffer,
     cell: Buffer,
     actions: Buffer,
+    temperature: Temperature,
     batch: usize,
     width: usize,
 }
@@ -26,6 +27,7 @@ impl Player {
             hidden: device.buffer::<f32>("hidden state", [batch, width])?,
             cell: device.buffer::<f32>("cell state", [batch, width])?,
             actions: device.buffer::<i32>("actions", [batch])?,
+            temperature: Temperature::new(device, 1.0)?,
             batch,
             width,
         })
@@ -46,16 +48,17 @@ impl Player {
     /// Looks at the games' frames (RGB bytes, one after the other) and chooses actions.
     pub fn act(&mut self, agent: &Agent, frames: &[u8], temperature: f32) -> Result<Vec<i32>> {
         self.frames.write(frames)?;
-        let Player { stepper, frames, hidden, cell, actions, .. } = self;
-        let id = ("act", mix(agent.identity(), u64::from(temperature.to_bits())));
-        stepper.infer_recorded(id, |tape| -> Result<()> {
+        self.temperature.set(temperature)?;
+        let Player { stepper, frames, hidden, cell, actions, temperature, .. } = self;
+        // The player's own buffers stay the same as long as it lives.
+        stepper.infer_captured(StepId::new("act", &agent.identity()), |tape| -> Result<()> {
             let seen = tape.buffer(frames)?;
             let (_, seen) = agent.tokenizer.reconstruct(tape, seen)?;
             let state = Lstm { hidden: tape.buffer(hidden)?, cell: tape.buffer(cell)? };
             let sight = agent.actor_critic.look(tape, seen)?;
             let state = agent.actor_critic.remember(tape, sight.gates, state)?;
             let policy = agent.actor_critic.decide(tape, state.hidden, sight.features)?;
-            let chosen = tape.sample(policy.logits, temperature)?;
+            let chosen = tape.sample_at(policy.logits, temperature)?;
             tape.store(hidden, 0, state.hidden)?;
             tape.store(cell, 0, state.cell)?;
             tape.store(actions, 0, chosen)

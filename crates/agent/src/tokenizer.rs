@@ -31,16 +31,23 @@ pub struct TokenizerLosses {
 }
 
 impl TokenizerLosses {
+    /// The names that the reference release logs, in the order of [`named`](TokenizerLosses::named), for a loss with or without these parts.
+    pub fn names(squared: bool, perceptual: bool) -> Vec<&'static str> {
+        let mut names = vec![
+            "tokenizer/train/total_loss",
+            "tokenizer/train/commitment_loss",
+            "tokenizer/train/reconstruction_loss",
+        ];
+        names.extend(squared.then_some("tokenizer/train/squared_error"));
+        names.extend(perceptual.then_some("tokenizer/train/perceptual_loss"));
+        names
+    }
+
     /// The losses under the names that the reference release logs.
     pub fn named(&self) -> Vec<(&'static str, Tensor)> {
-        let mut losses = vec![
-            ("tokenizer/train/total_loss", self.total),
-            ("tokenizer/train/commitment_loss", self.commitment),
-            ("tokenizer/train/reconstruction_loss", self.reconstruction),
-        ];
-        losses.extend(self.squared.map(|loss| ("tokenizer/train/squared_error", loss)));
-        losses.extend(self.perceptual.map(|loss| ("tokenizer/train/perceptual_loss", loss)));
-        losses
+        let always = [self.total, self.commitment, self.reconstruction].map(Some);
+        let parts = always.into_iter().chain([self.squared, self.perceptual]).flatten();
+        Self::names(self.squared.is_some(), self.perceptual.is_some()).into_iter().zip(parts).collect()
     }
 }
 

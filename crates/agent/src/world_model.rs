@@ -63,40 +63,24 @@ pub struct WorldModelLosses {
 }
 
 impl WorldModelLosses {
+    /// The names that the reference release logs, in the order of [`named`](WorldModelLosses::named).
+    pub const NAMES: [&'static str; 4] = [
+        "world_model/train/total_loss",
+        "world_model/train/loss_obs",
+        "world_model/train/loss_rewards",
+        "world_model/train/loss_ends",
+    ];
+
     /// The losses under the names that the reference release logs.
     pub fn named(&self) -> [(&'static str, Tensor); 4] {
-        [
-            ("world_model/train/total_loss", self.total),
-            ("world_model/train/loss_obs", self.observations),
-            ("world_model/train/loss_rewards", self.rewards),
-            ("world_model/train/loss_ends", self.ends),
-        ]
+        let [total, observations, rewards, ends] = Self::NAMES;
+        [(total, self.total), (observations, self.observations), (rewards, self.rewards), (ends, self.ends)]
     }
 }
 
-/// What a rollout remembers: keys and values of all positions so far.
+/// What a rollout remembers: keys and values of every position so far. How many positions there are is the caller's to count.
 pub struct Memory {
     cache: KvCache,
-}
-
-impl Memory {
-    /// Positions used so far.
-    pub fn len(&self) -> usize {
-        self.cache.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.cache.is_empty()
-    }
-
-    pub fn clear(&mut self) {
-        self.cache.clear();
-    }
-
-    /// Counts as many positions as used: what a replayed step has seen is not counted by it.
-    pub fn set_len(&mut self, len: usize) {
-        self.cache.set_len(len);
-    }
 }
 
 impl WorldModel {
@@ -242,26 +226,33 @@ impl WorldModel {
         Ok(Memory { cache })
     }
 
-    /// Passes new frame tokens i32 [B, n] through the model, after everything in memory -> what it thinks [B, n, D], before the final norm.
-    pub fn see_tokens(&self, tape: &mut Tape, memory: &mut Memory, tokens: Tensor) -> Result<Tensor> {
-        self.advance(tape, memory, self.token_table, tokens)
+    /// Passes new frame tokens i32 [B, n] through the model, after the first `at` positions in memory -> what it thinks [B, n, D], before the
+    /// final norm. They take positions `at` to `at + n`.
+    pub fn see_tokens(&self, tape: &mut Tape, memory: &Memory, at: usize, tokens: Tensor) -> Result<Tensor> {
+        self.see(tape, memory, at, self.token_table, tokens)
     }
 
-    /// Passes an action i32 [B] through the model -> what it thinks [B, 1, D], before the final norm.
-    pub fn see_action(&self, tape: &mut Tape, memory: &mut Memory, actions: Tensor) -> Result<Tensor> {
+    /// Passes an action i32 [B] through the model, at position `at` -> what it thinks [B, 1, D], before the final norm.
+    pub fn see_action(&self, tape: &mut Tape, memory: &Memory, at: usize, actions: Tensor) -> Result<Tensor> {
         let actions = tape.reshape(actions, [actions.shape().len(), 1])?;
-        self.advance(tape, memory, self.action_table, actions)
+        self.see(tape, memory, at, self.action_table, actions)
     }
 
-    /// Entries i32 [B, n] of a table at the next n positions.
-    fn advance(&self, tape: &mut Tape, memory: &mut Memory, table: Param, entries: Tensor) -> Result<Tensor> {
+    /// Entries i32 [B, n] of a table at n positions from `at` on.
+    fn see(
+        &self,
+        tape: &mut Tape,
+        memory: &Memory,
+        at: usize,
+        table: Param,
+        entries: Tensor,
+    ) -> Result<Tensor> {
         let params = self.params();
         let (table, positions) = (tape.param(params, table)?, tape.param(params, self.positions)?);
-        let mut x = tape.embedding_at(table, entries, positions, memory.cache.len())?;
+        let mut x = tape.embedding_at(table, entries, positions, at)?;
         for (layer, block) in self.blocks.iter().enumerate() {
-            x = block.cached(tape, params, &memory.cache, layer, x)?;
+            x = block.cached(tape, params, &memory.cache, layer, at, x)?;
         }
-        memory.cache.advance(x.dims()[1]);
         Ok(x)
     }
 
@@ -345,6 +336,7 @@ impl Block {
         params: &Params,
         cache: &KvCache,
         layer: usize,
+        at: usize,
         x: Tensor,
     ) -> Result<Tensor> {
         let block = DecodeBlock {
@@ -358,7 +350,7 @@ impl Block {
             contract: self.contract.tensors(tape, params)?,
             epsilon: LAYER_NORM_EPSILON,
         };
-        tape.decode_block(x, &block, cache, layer)
+        tape.decode_block(x, &block, cache, layer, at)
     }
 }
 

@@ -40,6 +40,7 @@ fn golden_tokenizer() -> Result<()> {
     golden.fill(&perceptual.network, "tokenizer.lpips");
     let frames = device.buffer::<f32>("frames", [2, 64, 64, 3])?;
     frames.write(&nhwc(&golden.uniform("input.frames", 2 * 3 * 64 * 64), 3, 64 * 64))?;
+    let rate = device.scalar("learning rate", 1e-4)?;
 
     stepper.run(|tape| -> Result<()> {
         let x = tape.buffer(&frames)?;
@@ -65,7 +66,7 @@ fn golden_tokenizer() -> Result<()> {
             }
         }
         tape.backward(losses.total)?;
-        let norm = tape.adam(&tokenizer.network.params, &Adam::default())?;
+        let norm = tape.adam(&tokenizer.network.params, &rate, &Adam::default())?;
         let expected = golden.json["tokenizer.grad_norm_total"].as_f64().unwrap();
         let norm = f64::from(tape.read::<f32>(norm)?[0]);
         assert!((norm - expected).abs() < 1e-3 * expected, "{norm} for {expected}");
@@ -121,6 +122,7 @@ fn golden_world_model() -> Result<()> {
         (0..2 * steps).map(|i| i32::from(!(14..steps).contains(&i))).collect(),
     )?;
 
+    let rate = device.scalar("learning rate", 1e-4)?;
     stepper.run(|tape| -> Result<()> {
         let batch = WorldModelBatch {
             tokens: tape.buffer(&tokens)?,
@@ -150,7 +152,8 @@ fn golden_world_model() -> Result<()> {
             }
         }
         tape.backward(losses.total)?;
-        let norm = tape.adam(&model.network.params, &Adam { weight_decay: 0.01, ..Adam::default() })?;
+        let norm =
+            tape.adam(&model.network.params, &rate, &Adam { weight_decay: 0.01, ..Adam::default() })?;
         let expected = golden.json["world_model.grad_norm_total"].as_f64().unwrap();
         let norm = f64::from(tape.read::<f32>(norm)?[0]);
         assert!((norm - expected).abs() < 1e-3 * expected, "{norm} for {expected}");

@@ -61,18 +61,19 @@ fn decoding_with_the_cache_equals_the_full_pass() -> Result<()> {
         })?;
         // How many frame tokens go in at a time.
         for portion in [1, 5, 16] {
-            let mut memory = model.memory(&device, batch)?;
+            let memory = model.memory(&device, batch)?;
+            let mut positions = 0;
             for step in 0..steps {
                 let mut at = 0;
                 while at < k {
                     let end = k.min(at + portion);
-                    let start = memory.len();
+                    let start = positions;
                     let hidden = stepper.infer(|tape| -> Result<Vec<f32>> {
                         let tokens = tape.buffer(&tokens)?;
                         let now = tape.slice(tokens, 1, step, step + 1)?;
                         let now = tape.reshape(now, [batch, k])?;
                         let now = tape.slice(now, 1, at, end)?;
-                        let thought = model.see_tokens(tape, &mut memory, now)?;
+                        let thought = model.see_tokens(tape, &memory, start, now)?;
                         let hidden = model.hidden(tape, thought)?;
                         tape.read(hidden)
                     })?;
@@ -80,14 +81,15 @@ fn decoding_with_the_cache_equals_the_full_pass() -> Result<()> {
                         let (b, t) = (i / (end - at), start + i % (end - at));
                         assert_close(row, &whole[(b * 340 + t) * width..][..width]);
                     }
+                    positions += end - at;
                     at = end;
                 }
-                let start = memory.len();
+                let start = positions;
                 let (hidden, logits) = stepper.infer(|tape| -> Result<(Vec<f32>, Vec<f32>)> {
                     let actions = tape.buffer(&actions)?;
                     let now = tape.slice(actions, 1, step, step + 1)?;
                     let now = tape.reshape(now, [batch])?;
-                    let thought = model.see_action(tape, &mut memory, now)?;
+                    let thought = model.see_action(tape, &memory, start, now)?;
                     let (reward, _) = model.consequences(tape, thought)?;
                     let hidden = model.hidden(tape, thought)?;
                     Ok((tape.read(hidden)?, tape.read(reward)?))
@@ -96,14 +98,15 @@ fn decoding_with_the_cache_equals_the_full_pass() -> Result<()> {
                     assert_close(row, &whole[(b * 340 + start) * width..][..width]);
                     assert_close(&logits[b * 3..][..3], &rewards[(b * steps + step) * 3..][..3]);
                 }
+                positions += 1;
             }
-            assert_eq!(memory.len(), 340);
+            assert_eq!(positions, 340);
             // The 341st position does not exist.
             let full = stepper.infer(|tape| {
                 let actions = tape.buffer(&actions)?;
                 let now = tape.slice(actions, 1, 0, 1)?;
                 let now = tape.reshape(now, [batch])?;
-                model.see_action(tape, &mut memory, now).map(|_| ())
+                model.see_action(tape, &memory, positions, now).map(|_| ())
             });
             assert_eq!(full.unwrap_err().to_string(), "position embedding: range 340..341 is outside 0..340");
         }
@@ -192,6 +195,35 @@ fn a_dream_uses_exactly_340_positions_and_follows_its_key() -> Result<()> {
     assert!(actions.iter().all(|a| (0..5).contains(a)) && (0..5).all(|a| actions.contains(&a)));
     assert!(rewards.iter().all(|r| [-1.0, 0.0, 1.0].contains(r)));
     assert!(frames.iter().all(|f| (0.0..=1.0).contains(f)));
+    Ok(())
+}
+
+/// Whatever a dreamer dreamt before: steps that are replayed follow the temperature and the key of the dream.
+#[test]
+fn a_dreamer_that_has_dreamt_before_dreams_like_a_new_one() -> Result<()> {
+    let device = Device::under_test(2)?;
+    let agent = Agent::new(&device, &small(), 1)?;
+    let given: Vec<usize> = (0..6).map(|t| t % 5).collect();
+    let dreamer = || -> Result<Dreamer> {
+        let dreamer = Dreamer::new(&device, &agent, 2, 6, 2, Key::new(0, 0))?;
+        start(&dreamer, 2, &[1, 1, 0, 1])?;
+        Ok(dreamer)
+    };
+    let dream = |dreamer: &mut Dreamer, acting: Acting| -> Result<(Vec<i32>, Vec<f32>, Vec<f32>)> {
+        dreamer.set_key(Key::new(7, 0));
+        let dreamt = dreamer.dream(&agent, acting)?;
+        Ok((dreamt.actions.read()?, dreamt.rewards.read()?, dreamt.frames.read()?))
+    };
+    let mut old = dreamer()?;
+    let policy = |temperature| Acting::Policy { temperature };
+    let mut actions = Vec::new();
+    // A GPU runs a step, captures it, then replays it.
+    for acting in [policy(1.0), policy(1.0), policy(1.0), policy(0.0), Acting::Given(&given), policy(9.0)] {
+        let dreamt = dream(&mut old, acting)?;
+        assert_eq!(dreamt, dream(&mut dreamer()?, acting)?, "{acting:?}");
+        actions.push(dreamt.0);
+    }
+    assert!(actions[3] != actions[2] && actions[5] != actions[2]);
     Ok(())
 }
 

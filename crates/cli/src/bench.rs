@@ -9,10 +9,12 @@ use agent::{
 };
 use anyhow::{Result, bail};
 use clap::ValueEnum;
-use engine::{Adam, Buffer, Device, Key, Rng, Shape, Stepper};
+use engine::{Adam, Buffer, Device, Key, Rng, Shape, StepId, Stepper};
 
 use crate::args::{BenchArgs, BenchCase};
 use crate::output::say;
+
+const LEARNING_RATE: f32 = 1e-4;
 
 pub fn run(args: BenchArgs) -> Result<()> {
     let mut start = Some(Instant::now());
@@ -159,7 +161,7 @@ impl Bench {
 
     /// Updates as training makes them.
     fn updates<O: Objective>(&mut self, objective: O, adam: Adam, model: &O::Model) -> Result<f64> {
-        let mut learner = Learner::new(&self.device, objective, adam);
+        let mut learner = Learner::new(&self.device, objective, adam, LEARNING_RATE)?;
         self.time(|_| Ok(learner.update(model)?))
     }
 
@@ -210,7 +212,7 @@ impl Bench {
         dreamer.start().mask.write(&vec![1i32; batch * 20])?;
         self.random_integers(&dreamer.start().tokens, 512)?;
         let objective = ActorCriticObjective::new(dreamer.trajectories().clone(), Returns::default());
-        let mut learner = Learner::new(&self.device, objective, Adam::default());
+        let mut learner = Learner::new(&self.device, objective, Adam::default(), LEARNING_RATE)?;
         self.time(|_| {
             dreamer.dream(&agent, Acting::Policy { temperature: 1.0 })?;
             Ok(learner.update(&agent.actor_critic)?)
@@ -223,14 +225,14 @@ impl Bench {
         let batch = self.batch(8, 64);
         let tokens = self.integers("tokens", [batch, 1], 512)?;
         let model = self.new_world_model()?;
-        let mut memory = model.memory(&self.device, batch)?;
+        let memory = model.memory(&self.device, batch)?;
         let seconds = self.time(|bench| {
             for frame in 0..20 {
-                memory.set_len(frame * TOKENS);
-                bench.stepper.infer_recorded(("decode", frame as u64), |tape| -> engine::Result<()> {
+                let id = StepId::new("decode", &frame);
+                bench.stepper.infer_captured(id, |tape| -> engine::Result<()> {
                     let mut token = tape.buffer(&tokens)?;
-                    for _ in 0..TOKENS {
-                        let thought = model.see_tokens(tape, &mut memory, token)?;
+                    for i in 0..TOKENS {
+                        let thought = model.see_tokens(tape, &memory, frame * TOKENS + i, token)?;
                         let logits = model.next_token(tape, thought)?;
                         token = tape.sample(logits, 1.0)?;
                     }

@@ -150,7 +150,7 @@ fn train<O: Objective>(
     model: &O::Model,
     learning_rate: f32,
 ) -> Result<Vec<f32>> {
-    let mut learner = Learner::new(device, objective, Adam { learning_rate, ..Adam::default() });
+    let mut learner = Learner::new(device, objective, Adam::default(), learning_rate)?;
     learner.set_key(Key::new(SEED, 2));
     let mut losses = Vec::with_capacity(TRAINING_STEPS);
     for _ in 0..TRAINING_STEPS {
@@ -186,11 +186,11 @@ fn world_model(device: &Device, config: &AgentConfig, rng: &mut Rng) -> Result<(
     let model = WorldModel::new(device, &config.world_model, &config.tokenizer, config.actions, SEED)?;
     let training = train(device, objective, &model, 1e-3)?;
 
-    let mut memory = model.memory(device, BATCH)?;
+    let memory = model.memory(device, BATCH)?;
     let decoding = Stepper::new(device, Key::new(SEED, 3)).infer(|tape| -> engine::Result<Vec<f32>> {
         let (tokens, actions) = (tape.buffer(&tokens)?, tape.buffer(&actions)?);
         let (mut predictions, mut labels) = (Vec::new(), Vec::new());
-        let mut thought = None;
+        let (mut thought, mut at) = (None, 0);
         for step in 0..STEPS {
             let frame = tape.slice(tokens, 1, step, step + 1)?;
             let frame = tape.reshape(frame, [BATCH, k])?;
@@ -200,10 +200,12 @@ fn world_model(device: &Device, config: &AgentConfig, rng: &mut Rng) -> Result<(
                     predictions.push(model.next_token(tape, thought)?);
                     labels.push(token);
                 }
-                thought = Some(model.see_tokens(tape, &mut memory, token)?);
+                thought = Some(model.see_tokens(tape, &memory, at, token)?);
+                at += 1;
             }
             let action = tape.slice(actions, 1, step, step + 1)?;
-            thought = Some(model.see_action(tape, &mut memory, action)?);
+            thought = Some(model.see_action(tape, &memory, at, action)?);
+            at += 1;
         }
         let (predictions, labels) = (tape.concat(&predictions, 1)?, tape.concat(&labels, 1)?);
         let loss = tape.cross_entropy(predictions, labels)?;

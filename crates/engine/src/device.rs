@@ -271,6 +271,13 @@ impl Device {
         self.typed_buffer(name, shape, T::DTYPE)
     }
 
+    /// A buffer of one number, for what steps read and the host sets between them: a learning rate.
+    pub fn scalar(&self, name: impl Into<String>, value: f32) -> Result<Buffer> {
+        let buffer = self.buffer::<f32>(name, [1])?;
+        buffer.write(&[value])?;
+        Ok(buffer)
+    }
+
     /// A buffer in the device's activation type, for large activations kept between steps. The host reads and writes f32.
     pub fn float_buffer(&self, name: impl Into<String>, shape: impl Into<Shape>) -> Result<Buffer> {
         self.typed_buffer(name, shape, self.float())
@@ -500,7 +507,7 @@ mod tests {
         assert!(matches!(full, Err(Error::OutOfMemory { place: "the GPU", .. })), "{full:?}");
         for factor in [1.0, 2.0, 3.0] {
             input.write(&[factor, 2.0 * factor, 3.0 * factor, 4.0 * factor])?;
-            stepper.run_recorded(("sum", 0), |tape| -> Result<()> {
+            stepper.run_captured(crate::StepId::new("sum", &()), |tape| -> Result<()> {
                 let x = tape.buffer(&input)?;
                 let sum = tape.add(x, x)?;
                 tape.store(&output, 0, sum)

@@ -20,7 +20,7 @@
 //! points.write(&[0.0f32, 1.0, 1.0, 0.0, 1.0, 1.0])?;
 //! heights.write(&[2.0f32, -1.0, 1.0])?;
 //!
-//! let adam = Adam { learning_rate: 0.05, ..Adam::default() };
+//! let rate = device.scalar("learning rate", 0.05)?;
 //! let mut stepper = Stepper::new(&device, Key::new(0, 0));
 //! for _ in 0..500 {
 //!     stepper.run(|tape| {
@@ -29,7 +29,7 @@
 //!         let guess = tape.linear(x, w, Some(b), Activation::None)?;
 //!         let error = tape.squared_error(guess, y)?;
 //!         tape.backward(error)?;
-//!         tape.adam(&params, &adam)?;
+//!         tape.adam(&params, &rate, &Adam::default())?;
 //!         tape.store(&loss, 0, error)
 //!     })?;
 //! }
@@ -69,10 +69,11 @@ pub use error::{Error, Result};
 pub use fast_paths::NetworkShapes;
 pub use ops::{
     Activation, DecodeBlock, DecodeHead, ImageAttention, ImageResidual, KvCache, Lstm, Quantised, Stride,
+    Temperature,
 };
 pub use optim::Adam;
 pub use params::{Init, Param, ParamSpec, Params, ParamsBuilder};
 pub use rng::{Key, Rng};
 pub use shape::Shape;
-pub use stepper::{StepId, Stepper};
+pub use stepper::{Bits, StepId, Stepper};
 pub use tape::{Tape, Tensor};

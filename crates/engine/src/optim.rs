@@ -1,13 +1,15 @@
 //! Adam and AdamW over a network's flat buffer, with the gradient clipped by its global norm: one pass each.
 
+use std::hash::{Hash, Hasher};
+
 use crate::cpu::{self, multiversion};
 use crate::cuda::{Grid, kernels};
-use crate::{DType, Error, Params, Result, Tape, Tensor};
+use crate::{Buffer, DType, Error, Params, Result, Tape, Tensor};
 
-/// How parameters are updated.
+/// How parameters are updated. The learning rate is not among the settings: it lies in a buffer, so that a captured step can be replayed at
+/// another one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adam {
-    pub learning_rate: f32,
     pub beta1: f32,
     pub beta2: f32,
     pub epsilon: f32,
@@ -19,14 +21,14 @@ pub struct Adam {
 
 impl Default for Adam {
     fn default() -> Adam {
-        Adam {
-            learning_rate: 1e-4,
-            beta1: 0.9,
-            beta2: 0.999,
-            epsilon: 1e-8,
-            weight_decay: 0.0,
-            max_grad_norm: 10.0,
-        }
+        Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0, max_grad_norm: 10.0 }
+    }
+}
+
+impl Hash for Adam {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Adam { beta1, beta2, epsilon, weight_decay, max_grad_norm } = *self;
+        [beta1, beta2, epsilon, weight_decay, max_grad_norm].map(f32::to_bits).hash(state);
     }
 }
 
@@ -34,18 +36,24 @@ impl Default for Adam {
 const CHUNK: usize = 4096;
 
 impl Tape {
-    /// Updates `params` from the gradients of the last [`backward`](Tape::backward). Returns the gradient's global norm before clipping.
-    /// A norm that is not finite changes nothing and is an error.
-    pub fn adam(&mut self, params: &Params, adam: &Adam) -> Result<Tensor> {
+    /// Updates `params` from the gradients of the last [`backward`](Tape::backward), at the learning rate in `rate` (f32 [1]). Returns the
+    /// gradient's global norm before clipping. A norm that is not finite changes nothing and is an error.
+    pub fn adam(&mut self, params: &Params, rate: &Buffer, adam: &Adam) -> Result<Tensor> {
         let Some(training) = &params.training else {
             return Err(Error::Frozen { name: params.name().to_string() });
         };
+        if rate.dtype() != DType::F32 || rate.shape().len() != 1 {
+            let rule = "a learning rate is one f32";
+            return Err(Error::BadShape { op: "adam", shape: rate.shape(), rule });
+        }
         if !self.use_gradients(params) {
             return Err(Error::NoGradient { op: "adam" });
         }
         if self.gpu().is_some() {
-            return self.gpu_adam(params, adam);
+            return self.gpu_adam(params, rate, adam);
         }
+        let learning_rate = self.buffer(rate)?;
+        let learning_rate = self.f32(learning_rate)[0];
         let mut parts = self.scratch(training.gradients.shape().len().div_ceil(CHUNK))?;
         let gradients = self.buffer(&training.gradients)?;
         let g = self.f32(gradients);
@@ -66,12 +74,12 @@ impl Tape {
         let correction1 = 1.0 - f64::from(adam.beta1).powi(updates);
         let correction2 = 1.0 - f64::from(adam.beta2).powi(updates);
         let factors = Factors {
-            step: (f64::from(adam.learning_rate) / correction1) as f32,
+            step: (f64::from(learning_rate) / correction1) as f32,
             root: (1.0 / correction2.sqrt()) as f32,
             epsilon: adam.epsilon,
             keep: 1.0,
         };
-        let decayed = Factors { keep: 1.0 - adam.learning_rate * adam.weight_decay, ..factors };
+        let decayed = Factors { keep: 1.0 - learning_rate * adam.weight_decay, ..factors };
 
         self.with_buffer_mut::<f32, _>(&training.first_moments, |tape, first| {
             let g = tape.f32(gradients);
@@ -99,13 +107,13 @@ impl Tape {
     }
 
     /// The same without the host: what the update needs is computed where it is needed.
-    fn gpu_adam(&mut self, params: &Params, adam: &Adam) -> Result<Tensor> {
+    fn gpu_adam(&mut self, params: &Params, rate: &Buffer, adam: &Adam) -> Result<Tensor> {
         let Some(training) = &params.training else {
             return Err(Error::Frozen { name: params.name().to_string() });
         };
         let n = params.values.shape().len();
         let count = self.parts(n);
-        let (sums, factors) = (self.scratch(2 * count)?, self.scratch(4)?);
+        let (sums, factors) = (self.scratch(2 * count)?, self.scratch(5)?);
         let norm = self.alloc(1, DType::F32)?;
         let [values, gradients, first, second, updates, decayed] = [
             &params.values,
@@ -116,7 +124,7 @@ impl Tape {
             &training.decayed,
         ]
         .map(|buffer| self.buffer_at(buffer));
-        let (gradients, updates) = (gradients?, updates?);
+        let (gradients, updates, rate) = (gradients?, updates?, self.buffer_at(rate)?);
         let narrow = params.narrow.as_ref().map(|copy| self.buffer_at(copy)).transpose()?;
         if let Some(gpu) = self.gpu() {
             kernels::squares(gpu, Grid::blocks(count), gradients, sums.at(), n)?;
@@ -128,9 +136,10 @@ impl Tape {
                 updates,
                 norm.at(),
                 factors.at(),
-                adam.learning_rate,
+                rate,
                 adam.beta1,
                 adam.beta2,
+                adam.weight_decay,
                 adam.max_grad_norm,
                 gpu.op("the gradient's norm"),
                 gpu.fault(),
@@ -148,7 +157,6 @@ impl Tape {
                 adam.beta1,
                 adam.beta2,
                 adam.epsilon,
-                1.0 - adam.learning_rate * adam.weight_decay,
                 n,
             )?;
         }

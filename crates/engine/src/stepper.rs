@@ -1,7 +1,8 @@
-//! Steps: running them, recording them, replaying them.
+//! Steps: running them and, on a GPU, capturing them as CUDA graphs that are replayed from then on.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::cuda::{Gpu, Graph};
@@ -11,35 +12,82 @@ use crate::tape::Tape;
 use crate::{Device, Error, Key, Result};
 
 /// Runs steps: owns the counter that keys their randomness and the arena they allocate from, which on a GPU all steppers share. Steps on a GPU take
-/// turns: a step must not run another one, and while it is recorded no other thread may use that GPU's buffers.
+/// turns: a step must not run another one, and while it is captured no other thread may use that GPU's buffers.
 ///
-/// Inputs reach a step through [`Buffer`]s written before it, results leave it through buffers read after it; in between nothing
-/// touches the host, so a device may record the step once and replay it.
+/// Inputs reach a step through [`Buffer`](crate::Buffer)s written before it, results leave it through buffers read after it. In between nothing
+/// touches the host, so that a GPU can capture the step once, as a CUDA graph, and replay it ([`run_captured`](Stepper::run_captured)).
 pub struct Stepper {
     tape: Tape,
-    recorded: HashMap<StepId, Recording>,
-    /// How often the GPU's arena had lost memory when the first of them was recorded.
+    captured: HashMap<StepId, Capture>,
+    /// How often the GPU's arena had lost memory when the first of them was captured.
     losses: u64,
 }
 
-/// What makes a recorded step the same as an earlier one: its name, and a number for everything else that its computation depends on
-/// beside the contents of buffers.
-pub type StepId = (&'static str, u64);
+/// What makes a captured step the same as an earlier one: its name, and everything that its launches depend on beside the contents of buffers:
+/// shapes, positions, settings, and which buffers and networks it uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StepId {
+    name: &'static str,
+    /// Of the struct it was made from; 128 bits, so that no two structs of a run meet.
+    hash: u128,
+}
 
-/// How far a device is with a step that is to be replayed.
-enum Recording {
+impl StepId {
+    /// `depends_on` is best a struct of the call site's own with `#[derive(Hash)]`: a value forgotten there is one that can be seen to be missing.
+    /// Floats are hashed as [`Bits`].
+    pub fn new(name: &'static str, depends_on: &impl Hash) -> StepId {
+        let mut hasher = Fnv(0x6C62_272E_07BB_0142_62B8_2175_6295_C58D);
+        depends_on.hash(&mut hasher);
+        StepId { name, hash: hasher.0 }
+    }
+}
+
+/// FNV-1a over 128 bits.
+struct Fnv(u128);
+
+impl Hasher for Fnv {
+    fn write(&mut self, bytes: &[u8]) {
+        const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013B;
+        self.0 = bytes.iter().fold(self.0, |h, byte| (h ^ u128::from(*byte)).wrapping_mul(PRIME));
+    }
+
+    fn finish(&self) -> u64 {
+        self.0 as u64
+    }
+}
+
+/// A float that is hashed and compared by its bits: for structs that a [`StepId`] is made from.
+#[derive(Clone, Copy, Debug)]
+pub struct Bits(pub f32);
+
+impl Hash for Bits {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.to_bits().hash(state);
+    }
+}
+
+impl PartialEq for Bits {
+    fn eq(&self, other: &Bits) -> bool {
+        self.0.to_bits() == other.0.to_bits()
+    }
+}
+
+impl Eq for Bits {}
+
+/// How far a GPU is with a step that is to be replayed.
+enum Capture {
     /// It ran once: memory is there, algorithms are chosen.
     Warm,
     Ready {
         graph: Graph,
-        /// Keeps the memory that the recording uses.
+        /// Keeps the memory that the graph uses.
         _slots: Vec<Arc<Slot>>,
     },
 }
 
 impl Stepper {
     pub fn new(device: &Device, key: Key) -> Stepper {
-        Stepper { tape: Tape::new(device.clone(), key), recorded: HashMap::new(), losses: 0 }
+        Stepper { tape: Tape::new(device.clone(), key), captured: HashMap::new(), losses: 0 }
     }
 
     /// The randomness of the next step. Saving it and giving it back continues the sequence.
@@ -99,7 +147,7 @@ impl Stepper {
         let mut turn = gpu.turn();
         if self.losses != turn.losses {
             self.losses = turn.losses;
-            self.recorded.clear();
+            self.captured.clear();
         }
         std::mem::swap(&mut self.tape.arena, &mut turn.arena);
         let result = work(self);
@@ -112,36 +160,39 @@ impl Stepper {
         result
     }
 
-    /// Runs one step that a device may record under `id` and replay from then on, without calling `step` again. It must compute the same
-    /// every time, up to the contents of buffers, and leave its results in buffers alone.
-    pub fn run_recorded<E: Send + From<Error>>(
+    /// Runs one step that a GPU captures under `id`: the first call runs `step`, the second captures what it launches as a CUDA graph and runs
+    /// that, later ones replay the graph without calling `step`. A CPU calls it every time.
+    ///
+    /// So `step` must launch the same work whenever it has this id, leave its results in buffers, and have no effect on the host. It is an [`Fn`],
+    /// which cannot change what it captures; it must not use interior mutability to do so either.
+    pub fn run_captured<E: Send + From<Error>>(
         &mut self,
         id: StepId,
-        step: impl FnOnce(&mut Tape) -> Result<(), E> + Send,
+        step: impl Fn(&mut Tape) -> Result<(), E> + Send,
     ) -> Result<(), E> {
         let device = self.tape.device.clone();
         let Some(gpu) = device.gpu() else { return self.run(step) };
         self.in_turn(|stepper| {
-            if let Entry::Vacant(first) = stepper.recorded.entry(id) {
-                first.insert(Recording::Warm);
+            if let Entry::Vacant(first) = stepper.captured.entry(id) {
+                first.insert(Capture::Warm);
                 return stepper.run_now(step);
             }
             let prepared = stepper.tape.prepare().map_err(E::from);
-            let done = prepared.and_then(|()| match stepper.recorded.get(&id) {
-                Some(Recording::Ready { graph, .. }) if !gpu.traces() => graph.launch().map_err(E::from),
-                _ => stepper.record(gpu, id, step),
+            let done = prepared.and_then(|()| match stepper.captured.get(&id) {
+                Some(Capture::Ready { graph, .. }) if !gpu.traces() => graph.launch().map_err(E::from),
+                _ => stepper.capture(gpu, id, step),
             });
             stepper.tape.key.step += 1;
             done
         })
     }
 
-    /// Records a step that ran before, and runs the recording.
-    fn record<E: From<Error>>(
+    /// Captures a step that ran before, and runs the graph.
+    fn capture<E: From<Error>>(
         &mut self,
         gpu: &Gpu,
         id: StepId,
-        step: impl FnOnce(&mut Tape) -> Result<(), E>,
+        step: impl Fn(&mut Tape) -> Result<(), E>,
     ) -> Result<(), E> {
         let recording = gpu.begin_recording()?;
         let result = step(&mut self.tape);
@@ -154,26 +205,55 @@ impl Stepper {
         match gpu.traces() {
             true => gpu.synchronise()?,
             false => {
-                self.recorded.insert(id, Recording::Ready { graph, _slots: slots });
+                self.captured.insert(id, Capture::Ready { graph, _slots: slots });
             }
         }
         Ok(())
     }
 
-    /// Forgets recordings of this name: what they depend on has changed.
+    /// Forgets the captured steps of this name, and with them the memory they keep.
     pub fn forget(&mut self, name: &str) {
-        self.recorded.retain(|id, _| id.0 != name);
+        self.captured.retain(|id, _| id.name != name);
     }
 
-    /// [`run_recorded`](Stepper::run_recorded) without gradients.
-    pub fn infer_recorded<E: Send + From<Error>>(
+    /// [`run_captured`](Stepper::run_captured) without gradients.
+    pub fn infer_captured<E: Send + From<Error>>(
         &mut self,
         id: StepId,
-        step: impl FnOnce(&mut Tape) -> Result<(), E> + Send,
+        step: impl Fn(&mut Tape) -> Result<(), E> + Send,
     ) -> Result<(), E> {
         self.tape.recording = false;
-        let result = self.run_recorded(id, step);
+        let result = self.run_captured(id, step);
         self.tape.recording = true;
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_of_what_a_step_depends_on_counts() {
+        #[derive(Hash)]
+        struct Step {
+            position: usize,
+            flag: bool,
+            rate: Bits,
+        }
+        let id = |name, position, flag, rate| StepId::new(name, &Step { position, flag, rate: Bits(rate) });
+        let one = id("a", 1, false, 0.5);
+        assert_eq!(one, id("a", 1, false, 0.5));
+        // 0 and -0 are equal floats, but not the same bits.
+        let others = [
+            id("b", 1, false, 0.5),
+            id("a", 2, false, 0.5),
+            id("a", 1, true, 0.5),
+            id("a", 1, false, 0.25),
+            id("a", 1, false, 0.0),
+            id("a", 1, false, -0.0),
+        ];
+        let all: std::collections::HashSet<StepId> = others.into_iter().chain([one]).collect();
+        assert_eq!(all.len(), others.len() + 1);
     }
 }

@@ -4,7 +4,6 @@ use engine::{Adam, Buffer, Device, Key, StepId, Stepper, Tape, Tensor};
 
 use super::{Epoch, Phase, Result};
 use crate::layers::Network;
-use crate::mix;
 
 /// What a network is trained for: a batch in buffers of the device, and the losses over it.
 pub trait Objective: Sync {
@@ -14,6 +13,9 @@ pub trait Objective: Sync {
     /// The parameters that are trained.
     fn network(model: &Self::Model) -> &Network;
 
+    /// Names of the losses, as metrics.
+    fn names(&self) -> Vec<&'static str>;
+
     fn losses(&self, tape: &mut Tape, model: &Self::Model) -> engine::Result<Losses>;
 }
 
@@ -21,7 +23,7 @@ pub trait Objective: Sync {
 pub struct Losses {
     /// The one that is minimised.
     pub total: Tensor,
-    /// Scalars to report, by the names of their metrics.
+    /// Scalars to report, in the order of [`Objective::names`].
     pub named: Vec<(&'static str, Tensor)>,
 }
 
@@ -30,14 +32,27 @@ pub struct Learner<O> {
     /// Its buffers are filled before each update.
     pub objective: O,
     adam: Adam,
+    /// Where captured steps read it.
+    learning_rate: Buffer,
     stepper: Stepper,
     sums: Sums,
 }
 
+/// Everything that an update depends on beside the contents of buffers. The learner's own settings and buffers stay the same as long as it lives.
+#[derive(Hash)]
+struct UpdateStep {
+    /// The buffer of the parameters.
+    network: u64,
+    adam: Adam,
+}
+
 impl<O: Objective> Learner<O> {
-    pub fn new(device: &Device, objective: O, adam: Adam) -> Learner<O> {
-        let sums = Sums { device: device.clone(), buffer: None, names: Vec::new(), updates: 0 };
-        Learner { objective, adam, stepper: Stepper::new(device, Key::new(0, 0)), sums }
+    pub fn new(device: &Device, objective: O, adam: Adam, learning_rate: f32) -> engine::Result<Learner<O>> {
+        let names = objective.names();
+        let sums = Sums { buffer: device.buffer::<f32>("losses", [names.len()])?, names, updates: 0 };
+        let stepper = Stepper::new(device, Key::new(0, 0));
+        let learning_rate = device.scalar("learning rate", learning_rate)?;
+        Ok(Learner { objective, adam, learning_rate, stepper, sums })
     }
 
     /// The randomness of the next update, such as dropout.
@@ -45,26 +60,20 @@ impl<O: Objective> Learner<O> {
         self.stepper.set_key(key);
     }
 
-    pub fn set_learning_rate(&mut self, rate: f32) {
-        if self.adam.learning_rate != rate {
-            self.adam.learning_rate = rate;
-            self.stepper.forget(O::PHASE.name());
-        }
+    pub fn set_learning_rate(&mut self, rate: f32) -> engine::Result<()> {
+        self.learning_rate.write(&[rate])
     }
 
     /// One update with the batch that is in the buffers.
     pub fn update(&mut self, model: &O::Model) -> engine::Result<()> {
-        let Learner { objective, adam, stepper, sums } = self;
+        let Learner { objective, adam, learning_rate, stepper, sums } = self;
         let params = &O::network(model).params;
-        let settings = format!("{adam:?}");
-        let identity = params.values().identity();
-        let id: StepId =
-            (O::PHASE.name(), settings.bytes().fold(identity, |h, byte| mix(h, u64::from(byte))));
+        let step = UpdateStep { network: params.values().identity(), adam: *adam };
         sums.updates += 1;
-        stepper.run_recorded(id, |tape| -> engine::Result<()> {
+        stepper.run_captured(StepId::new(O::PHASE.name(), &step), |tape| -> engine::Result<()> {
             let losses = objective.losses(tape, model)?;
             tape.backward(losses.total)?;
-            tape.adam(params, adam)?;
+            tape.adam(params, learning_rate, adam)?;
             sums.add(tape, &losses.named)
         })
     }
@@ -100,28 +109,25 @@ impl<O: Objective> Learner<O> {
 
 /// Losses added up on the device and read once.
 struct Sums {
-    device: Device,
-    buffer: Option<Buffer>,
+    buffer: Buffer,
+    /// In the order of the sums.
     names: Vec<&'static str>,
     updates: usize,
 }
 
 impl Sums {
-    fn add(&mut self, tape: &mut Tape, named: &[(&'static str, Tensor)]) -> engine::Result<()> {
-        // A step runs once before it is captured: the buffer is there by then.
-        let buffer = match &self.buffer {
-            Some(buffer) if buffer.shape().len() == named.len() => buffer,
-            _ => self.buffer.insert(self.device.buffer::<f32>("losses", [named.len()])?),
-        };
-        self.names = named.iter().map(|(name, _)| *name).collect();
-        named.iter().enumerate().try_for_each(|(i, (_, loss))| tape.accumulate(buffer, i, *loss))
+    /// Part of captured steps.
+    fn add(&self, tape: &mut Tape, named: &[(&'static str, Tensor)]) -> engine::Result<()> {
+        named.iter().enumerate().try_for_each(|(i, (_, loss))| tape.accumulate(&self.buffer, i, *loss))
     }
 
     fn take(&mut self) -> engine::Result<Vec<(&'static str, f32)>> {
         let updates = std::mem::take(&mut self.updates);
-        let Some(buffer) = self.buffer.as_ref().filter(|_| updates > 0) else { return Ok(Vec::new()) };
-        let sums = buffer.read::<f32>()?;
-        buffer.write(&vec![0f32; sums.len()])?;
+        if updates == 0 {
+            return Ok(Vec::new());
+        }
+        let sums = self.buffer.read::<f32>()?;
+        self.buffer.write(&vec![0f32; sums.len()])?;
         Ok(self.names.iter().copied().zip(sums).map(|(name, sum)| (name, sum / updates as f32)).collect())
     }
 }
@@ -148,6 +154,10 @@ mod tests {
             &model.network
         }
 
+        fn names(&self) -> Vec<&'static str> {
+            NAMES[..self.losses].to_vec()
+        }
+
         fn losses(&self, tape: &mut Tape, model: &Tokenizer) -> engine::Result<Losses> {
             let x = tape.buffer(&self.frames)?;
             let total = model.loss(tape, x, None, 0.0)?.total;
@@ -163,7 +173,7 @@ mod tests {
         let Agent { tokenizer, .. } = tiny_agent(&device)?;
         for losses in [1, 8, 9, 12] {
             let frames = device.buffer::<f32>("frames", [1, 8, 8, 3])?;
-            let mut learner = Learner::new(&device, Counted { losses, frames }, Adam::default());
+            let mut learner = Learner::new(&device, Counted { losses, frames }, Adam::default(), 1e-4)?;
             assert_eq!(learner.take_losses()?, []);
             for updates in [3, 1] {
                 (0..updates).try_for_each(|_| learner.update(&tokenizer))?;

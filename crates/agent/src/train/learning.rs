@@ -14,7 +14,7 @@ impl Trainer {
         let updates = schedule.updates_in(self.epoch);
         let mut rng = Rng::new(self.key(Stream::TokenizerBatches));
         self.tokenizer.set_key(self.key(Stream::Tokenizer));
-        self.tokenizer.set_learning_rate(self.learning_rate(&schedule));
+        self.tokenizer.set_learning_rate(self.learning_rate(&schedule))?;
         let Trainer { agent, replay, cache, tokenizer, .. } = self;
         tokenizer.learn(&agent.tokenizer, updates, epoch, |batch| {
             let records: Vec<usize> = (0..schedule.batch).map(|_| replay.sample_step(&mut rng)).collect();
@@ -31,7 +31,7 @@ impl Trainer {
         let (updates, steps) = (schedule.updates_in(self.epoch), self.config.agent.world_model.steps);
         let mut rng = Rng::new(self.key(Stream::WorldModelBatches));
         self.world_model.set_key(self.key(Stream::WorldModel));
-        self.world_model.set_learning_rate(self.learning_rate(&schedule));
+        self.world_model.set_learning_rate(self.learning_rate(&schedule))?;
         let truncation_ends = self.config.world_model.truncation_ends_episode;
         let mut ahead = rng.clone();
         let coming = Coming { phase: Phase::WorldModel, updates, batch: schedule.batch, rendered: false };
@@ -50,7 +50,7 @@ impl Trainer {
         let updates = schedule.updates_in(self.epoch);
         let mut rng = Rng::new(self.key(Stream::ActorCriticBatches));
         self.actor_critic.set_key(self.key(Stream::ActorCritic));
-        self.actor_critic.set_learning_rate(self.learning_rate(&schedule));
+        self.actor_critic.set_learning_rate(self.learning_rate(&schedule))?;
         self.dreamer.set_key(self.key(Stream::Dream));
         let mut ahead = rng.clone();
         let coming =

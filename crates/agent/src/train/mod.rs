@@ -137,9 +137,9 @@ impl Trainer {
         Ok(Trainer {
             player: Player::new(device, &agent, 1)?,
             cache: Cache::new(device, &agent, Capacity::new(device, &config))?,
-            tokenizer: Learner::new(device, tokenizer, adam(&t.schedule, 0.0)),
-            world_model: Learner::new(device, world_model, adam(&w.schedule, w.weight_decay)),
-            actor_critic: Learner::new(device, actor_critic, adam(&p.schedule, 0.0)),
+            tokenizer: learner(device, tokenizer, &t.schedule, 0.0)?,
+            world_model: learner(device, world_model, &w.schedule, w.weight_decay)?,
+            actor_critic: learner(device, actor_critic, &p.schedule, 0.0)?,
             dreamer,
             device: device.clone(),
             config,
@@ -161,13 +161,14 @@ impl Trainer {
     }
 }
 
-fn adam(schedule: &Schedule, weight_decay: f32) -> Adam {
-    Adam {
-        learning_rate: schedule.learning_rate,
-        max_grad_norm: schedule.max_grad_norm,
-        weight_decay,
-        ..Adam::default()
-    }
+fn learner<O: Objective>(
+    device: &Device,
+    objective: O,
+    schedule: &Schedule,
+    weight_decay: f32,
+) -> engine::Result<Learner<O>> {
+    let adam = Adam { max_grad_norm: schedule.max_grad_norm, weight_decay, ..Adam::default() };
+    Learner::new(device, objective, adam, schedule.learning_rate)
 }
 
 /// The network of the perceptual loss: none, a random one, or the one that came with an imported agent.

@@ -1,13 +1,15 @@
-//! What each of the three networks is trained for. A new loss term belongs to its network's `loss` and `named`, a new network here and in `learning`.
+//! What each of the three networks is trained for. A new loss term belongs to its network's `loss`, `names` and `named`, a new network here and in `learning`.
 
 use engine::{Buffer, Device, Lstm, Tape};
 
 use super::{Losses, Objective, Phase};
 use crate::layers::Network;
 use crate::{
-    ActorCritic, AgentConfig, Perceptual, Returns, Tokenizer, TokenizerConfig, Trajectories, WorldModel,
-    WorldModelBatch,
+    ActorCritic, ActorCriticLosses, AgentConfig, Perceptual, Returns, Tokenizer, TokenizerConfig,
+    TokenizerLosses, Trajectories, WorldModel, WorldModelBatch, WorldModelLosses,
 };
+
+const IMAGINED_REWARD: &str = "actor_critic/train/imagined_reward_per_step";
 
 /// Reconstruct frames of the game (paper, section 2.1).
 pub struct TokenizerObjective {
@@ -37,6 +39,10 @@ impl Objective for TokenizerObjective {
 
     fn network(model: &Tokenizer) -> &Network {
         &model.network
+    }
+
+    fn names(&self) -> Vec<&'static str> {
+        TokenizerLosses::names(self.squared_weight != 0.0, self.perceptual.is_some())
     }
 
     fn losses(&self, tape: &mut Tape, model: &Tokenizer) -> engine::Result<Losses> {
@@ -83,6 +89,10 @@ impl Objective for WorldModelObjective {
         &model.network
     }
 
+    fn names(&self) -> Vec<&'static str> {
+        WorldModelLosses::NAMES.to_vec()
+    }
+
     fn losses(&self, tape: &mut Tape, model: &WorldModel) -> engine::Result<Losses> {
         let batch = WorldModelBatch {
             tokens: tape.buffer(&self.tokens)?,
@@ -116,6 +126,10 @@ impl Objective for ActorCriticObjective {
         &model.network
     }
 
+    fn names(&self) -> Vec<&'static str> {
+        [&ActorCriticLosses::NAMES[..], &[IMAGINED_REWARD]].concat()
+    }
+
     fn losses(&self, tape: &mut Tape, model: &ActorCritic) -> engine::Result<Losses> {
         let dreamt = &self.dreamt;
         let frames = tape.buffer(&dreamt.frames)?;
@@ -125,7 +139,7 @@ impl Objective for ActorCriticObjective {
         let rewards = tape.buffer(&dreamt.rewards)?;
         let losses = model.loss(tape, output, actions, rewards, ends, &self.returns)?;
         let mut named = losses.named().to_vec();
-        named.push(("actor_critic/train/imagined_reward_per_step", tape.mean(rewards)?));
+        named.push((IMAGINED_REWARD, tape.mean(rewards)?));
         Ok(Losses { total: losses.total, named })
     }
 }

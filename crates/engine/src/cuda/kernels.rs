@@ -301,12 +301,12 @@ kernels! {
         pixel_error_gradient(dx: View, x: View, y: View, dy: u64, n: usize, squared: bool, add: bool);
         squares(g: u64, parts: u64, n: usize);
         adam_factors(
-            parts: u64, count: usize, updates: u64, norm: u64, factors: u64, rate: f32, beta1: f32, beta2: f32,
-            max_norm: f32, op: i32, fault: u64,
+            parts: u64, count: usize, updates: u64, norm: u64, factors: u64, rate: u64, beta1: f32, beta2: f32,
+            weight_decay: f32, max_norm: f32, op: i32, fault: u64,
         );
         adam(
             p: u64, copy: u64, g: u64, m: u64, v: u64, decayed: u64, factors: u64, beta1: f32, beta2: f32, epsilon:
-            f32, keep: f32, n: usize,
+            f32, n: usize,
         );
 
         // flash.cu
@@ -328,8 +328,8 @@ kernels! {
     chained {
         // rows.cu
         sample(
-            out: u64, copies: u64, stride: usize, logits: View, actions: usize, temperature: f32, state: u64, site:
-            usize,
+            out: u64, copies: u64, stride: usize, logits: View, actions: usize, constant: f32, on_device: u64,
+            state: u64, site: usize,
         );
 
         // decode.cu

@@ -1,9 +1,12 @@
+//! Attention of new tokens to cached keys and values: how a transformer decodes one token at a time.
+
 use super::attention::softmax;
 use crate::cpu::{self, multiversion};
 use crate::cuda::{Grid, View, kernels};
 use crate::{Buffer, DType, Device, Error, Result, Tape, Tensor};
 
-/// Keys and values of the tokens a transformer has seen, for every layer, so that a new token costs one pass over it alone.
+/// Keys and values of the tokens a transformer has seen, for every layer, so that a new token costs one pass over it alone. It does not count
+/// positions: whoever decodes says where new tokens go, so that a step captured for one position stays that step.
 pub struct KvCache {
     /// [layer][B, heads, d, capacity]: positions last, so that scores of many positions are one vector operation. A GPU keeps keys like values.
     pub(super) keys: Vec<Buffer>,
@@ -13,7 +16,6 @@ pub struct KvCache {
     pub(super) heads: usize,
     pub(super) head_width: usize,
     pub(super) capacity: usize,
-    pub(super) len: usize,
 }
 
 impl KvCache {
@@ -35,40 +37,15 @@ impl KvCache {
             heads,
             head_width,
             capacity,
-            len: 0,
         })
-    }
-
-    /// Positions seen.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Counts `tokens` more positions as seen, after every layer has attended to them.
-    pub fn advance(&mut self, tokens: usize) {
-        self.len += tokens;
-    }
-
-    /// Says how many positions count as seen: fewer than before, or as many more as a recorded step has just added.
-    pub fn set_len(&mut self, len: usize) {
-        self.len = len;
-    }
-
-    /// Forgets everything.
-    pub fn clear(&mut self) {
-        self.len = 0;
     }
 }
 
 const OP: &str = "cached attention";
 
 impl Tape {
-    /// Causal attention of new tokens to everything in the cache and to each other, without gradient: q, k, v [B, n, D] -> [B, n, D].
-    /// Writes k and v into the cache; [`KvCache::advance`] once all layers are done.
+    /// Causal attention of new tokens to the first `at` positions of the cache and to each other, without gradient: q, k, v [B, n, D] -> [B, n, D].
+    /// Writes k and v into the cache, from position `at` on.
     pub fn cached_attention(
         &mut self,
         q: Tensor,
@@ -76,6 +53,7 @@ impl Tape {
         v: Tensor,
         cache: &KvCache,
         layer: usize,
+        at: usize,
     ) -> Result<Tensor> {
         self.check_f32(OP, &[q, k, v])?;
         self.check_not_empty(OP, &[q, k, v])?;
@@ -91,7 +69,7 @@ impl Tape {
             }
         }
         let (batch, tokens) = (cache.batch, q.dims()[1]);
-        let (past, end) = (cache.len, cache.len + tokens);
+        let (past, end) = (at, at.saturating_add(tokens));
         if end > capacity {
             return Err(Error::RangeOutOfBounds { op: OP, start: past, end, limit: capacity });
         }
@@ -242,25 +220,25 @@ mod tests {
             tape.read(out)
         })?;
         for portions in [vec![23], vec![1; 23], vec![5, 1, 16, 1]] {
-            let mut cache = KvCache::new(&device, 2, batch, heads, d, time)?;
+            let cache = KvCache::new(&device, 2, batch, heads, d, time)?;
+            let mut start = 0;
             for tokens in portions {
-                let start = cache.len();
                 let part = stepper.run(|tape| -> Result<Vec<f32>> {
                     let mut qkv = [0, 1, 2].map(|i| tape.buffer(&inputs[i]));
                     for x in &mut qkv {
                         *x = x.clone().and_then(|x| tape.slice(x, 1, start, start + tokens));
                     }
                     let [q, k, v] = qkv;
-                    let out = tape.cached_attention(q?, k?, v?, &cache, 1)?;
+                    let out = tape.cached_attention(q?, k?, v?, &cache, 1, start)?;
                     tape.read(out)
                 })?;
-                cache.advance(tokens);
                 for (i, got) in part.chunks_exact(width).enumerate() {
                     let at = (i / tokens * time + start + i % tokens) * width;
                     for (g, w) in got.iter().zip(&whole[at..]) {
                         assert!((g - w).abs() < 1e-5, "{g} against {w}");
                     }
                 }
+                start += tokens;
             }
         }
         Ok(())
@@ -270,20 +248,19 @@ mod tests {
     fn a_full_cache_and_a_missing_layer_are_errors() -> Result<()> {
         let device = Device::under_test(1)?;
         let input = device.buffer::<f32>("x", [1, 3, 4])?;
-        let mut cache = KvCache::new(&device, 1, 1, 2, 2, 4)?;
-        cache.advance(2);
+        let cache = KvCache::new(&device, 1, 1, 2, 2, 4)?;
         let mut stepper = Stepper::new(&device, Key::new(0, 0));
-        let mut run = |cache: &KvCache, layer| {
+        let mut run = |layer, at| {
             stepper
                 .run(|tape| {
                     let x = tape.buffer(&input)?;
-                    tape.cached_attention(x, x, x, cache, layer).map(|_| ())
+                    tape.cached_attention(x, x, x, &cache, layer, at).map(|_| ())
                 })
                 .unwrap_err()
         };
-        assert_eq!(run(&cache, 0).to_string(), "cached attention: range 2..5 is outside 0..4");
-        cache.clear();
-        assert!(matches!(run(&cache, 1), Error::IndexOutOfRange { limit: 1, .. }));
+        assert_eq!(run(0, 2).to_string(), "cached attention: range 2..5 is outside 0..4");
+        assert!(matches!(run(0, usize::MAX), Error::RangeOutOfBounds { .. }));
+        assert!(matches!(run(1, 0), Error::IndexOutOfRange { limit: 1, .. }));
         Ok(())
     }
 }

@@ -1,8 +1,10 @@
+//! Categorical distributions given by logits: log-probability, entropy, draws.
+
 use super::Backward;
 use crate::cpu::{math, multiversion};
 use crate::cuda::{Grid, View, kernels};
 use crate::rng::open_unit;
-use crate::{Buffer, DType, Error, Result, Tape, Tensor};
+use crate::{Buffer, DType, Device, Error, Result, Tape, Tensor};
 
 /// Log-probability of given choices.
 pub(crate) struct LogProb {
@@ -21,6 +23,43 @@ pub(crate) struct Entropy {
 }
 
 const SAMPLE: &str = "sample";
+
+/// A sampling temperature in device memory: a captured step reads it when it runs, so that it can be replayed at another temperature. It is
+/// set between steps.
+pub struct Temperature {
+    buffer: Buffer,
+}
+
+impl Temperature {
+    pub fn new(device: &Device, value: f32) -> Result<Temperature> {
+        let temperature = Temperature { buffer: device.buffer::<f32>("temperature", [1])? };
+        temperature.set(value)?;
+        Ok(temperature)
+    }
+
+    /// 0 takes the most likely choice.
+    pub fn set(&self, value: f32) -> Result<()> {
+        check_temperature(value)?;
+        self.buffer.write(&[value])
+    }
+}
+
+fn check_temperature(value: f32) -> Result<()> {
+    match value >= 0.0 && value.is_finite() {
+        true => Ok(()),
+        false => {
+            let value = f64::from(value);
+            Err(Error::BadArgument { op: SAMPLE, name: "temperature", value, rule: "0 or more" })
+        }
+    }
+}
+
+/// Where a draw finds its temperature.
+#[derive(Clone, Copy)]
+enum Heat<'a> {
+    Constant(f32),
+    OnDevice(&'a Temperature),
+}
 
 impl Tape {
     /// log softmax(logits)[choice]: logits [.., A], choices [..] -> [..]
@@ -101,7 +140,12 @@ impl Tape {
 
     /// One draw per row from softmax(logits / temperature): logits [.., A] -> i32 [..]. Temperature 0 takes the largest.
     pub fn sample(&mut self, logits: Tensor, temperature: f32) -> Result<Tensor> {
-        self.sample_op(logits, temperature, None)
+        self.sample_op(logits, Heat::Constant(temperature), None)
+    }
+
+    /// [`sample`](Tape::sample) at a temperature that is read when the step runs.
+    pub fn sample_at(&mut self, logits: Tensor, temperature: &Temperature) -> Result<Tensor> {
+        self.sample_op(logits, Heat::OnDevice(temperature), None)
     }
 
     /// The same for logits [B, .., A], with the draws also written as step `t` of a buffer i32 [B, T].
@@ -120,7 +164,7 @@ impl Tape {
             let rule = "draws of logits [B, .., A] go to a step of an i32 buffer [B, T]";
             return Err(Error::ShapeMismatch { op: SAMPLE, lhs: logits.shape(), rhs: buffer.shape(), rule });
         }
-        let drawn = self.sample_op(logits, temperature, Some((buffer, t)))?;
+        let drawn = self.sample_op(logits, Heat::Constant(temperature), Some((buffer, t)))?;
         if self.gpu().is_none() {
             let flat = self.reshape(drawn, [batch])?;
             self.store_step(buffer, t, flat)?;
@@ -128,18 +172,21 @@ impl Tape {
         Ok(drawn)
     }
 
-    fn sample_op(
-        &mut self,
-        logits: Tensor,
-        temperature: f32,
-        copies: Option<(&Buffer, usize)>,
-    ) -> Result<Tensor> {
+    fn sample_op(&mut self, logits: Tensor, heat: Heat, copies: Option<(&Buffer, usize)>) -> Result<Tensor> {
         self.check_f32(SAMPLE, &[logits])?;
         self.check_not_empty(SAMPLE, &[logits])?;
-        if !(temperature >= 0.0 && temperature.is_finite()) {
-            let value = f64::from(temperature);
-            return Err(Error::BadArgument { op: SAMPLE, name: "temperature", value, rule: "0 or more" });
-        }
+        // On a GPU only the kernel reads what lies in device memory.
+        let (constant, on_device) = match heat {
+            Heat::Constant(value) => (value, 0),
+            Heat::OnDevice(temperature) if self.gpu().is_some() => {
+                (0.0, self.buffer_at(&temperature.buffer)?)
+            }
+            Heat::OnDevice(temperature) => {
+                let value = self.buffer(&temperature.buffer)?;
+                (self.f32(value)[0], 0)
+            }
+        };
+        check_temperature(constant)?;
         let site = self.next_site();
         let (rows, actions) = (logits.shape().rows(), logits.shape().last());
         let mut out = self.alloc(rows, DType::I32)?;
@@ -159,7 +206,8 @@ impl Tape {
                     stride,
                     self.view(logits),
                     actions,
-                    temperature,
+                    constant,
+                    on_device,
                     self.state(),
                     site.number() as usize,
                 )?;
@@ -172,7 +220,7 @@ impl Tape {
         let logits_v = self.f32(logits);
         for (i, out) in out.all_mut::<i32>().iter_mut().enumerate() {
             let range = i * actions..(i + 1) * actions;
-            add_gumbel(&logits_v[range.clone()], &bits.all::<u32>()[range], temperature, noisy.f32_mut());
+            add_gumbel(&logits_v[range.clone()], &bits.all::<u32>()[range], constant, noisy.f32_mut());
             *out = argmax(noisy.f32()) as i32;
         }
         self.give_back(bits);
@@ -291,7 +339,7 @@ impl Backward for Entropy {
 mod tests {
     use super::*;
     use crate::testing::{check_gradients, integers, values};
-    use crate::{Device, Key, Stepper};
+    use crate::{Key, StepId, Stepper};
 
     #[test]
     fn gradients() {
@@ -345,6 +393,44 @@ mod tests {
                     "at {temperature}, {action}: {share} for {expected}"
                 );
             }
+        }
+        Ok(())
+    }
+
+    /// A captured step follows the temperature; on the CPU it is any step.
+    #[test]
+    fn a_temperature_on_the_device_is_read_when_the_step_runs() -> Result<()> {
+        let device = Device::under_test(2)?;
+        let rows = 64;
+        let (logits, drawn) =
+            (device.buffer::<f32>("logits", [rows, 4])?, device.buffer::<i32>("draws", [rows])?);
+        logits.write(&values(rows * 4, 0))?;
+        let temperature = Temperature::new(&device, 1.0)?;
+        let mut stepper = Stepper::new(&device, Key::new(5, 0));
+        let mut seen = Vec::new();
+        // Twice until it is replayed.
+        for heat in [1.0, 1.0, 1.0, 3.0, 0.0, 1.0] {
+            temperature.set(heat)?;
+            stepper.set_key(Key::new(5, 0));
+            stepper.infer_captured(StepId::new("draw", &()), |tape| -> Result<()> {
+                let logits = tape.buffer(&logits)?;
+                let draws = tape.sample_at(logits, &temperature)?;
+                tape.store(&drawn, 0, draws)
+            })?;
+            let got = drawn.read::<i32>()?;
+            stepper.set_key(Key::new(5, 0));
+            let expected = stepper.infer(|tape| -> Result<Vec<i32>> {
+                let logits = tape.buffer(&logits)?;
+                let draws = tape.sample(logits, heat)?;
+                tape.read(draws)
+            })?;
+            assert_eq!(got, expected, "at {heat}");
+            seen.push(got);
+        }
+        assert_eq!(seen[0], seen[5]);
+        assert!(seen[3] != seen[0] && seen[4] != seen[0]);
+        for wrong in [-1.0, f32::NAN, f32::INFINITY] {
+            assert!(matches!(temperature.set(wrong), Err(Error::BadArgument { .. })));
         }
         Ok(())
     }

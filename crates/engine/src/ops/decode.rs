@@ -1,3 +1,5 @@
+//! A transformer block and the heads over one new token per sequence: fused kernels on a GPU, the single ops elsewhere.
+
 use super::linear::Activation;
 use crate::cuda::{Grid, View, kernels};
 use crate::{DType, KvCache, Result, Tape, Tensor};
@@ -58,20 +60,21 @@ const CONTRACT_WARPS: usize = 12;
 const ATTENTION_POSITIONS: usize = 384;
 
 impl Tape {
-    /// A transformer block over new tokens [B, n, D] -> [B, n, D], which attend to everything in the cache and to each other:
-    /// h = x + projection(attention(norm(x))), then h + contract(gelu(expand(norm(h)))). Writes keys and values into the cache;
-    /// [`KvCache::advance`] once all layers are done.
+    /// A transformer block over new tokens [B, n, D] -> [B, n, D], which attend to the first `at` positions of the cache and to each other:
+    /// h = x + projection(attention(norm(x))), then h + contract(gelu(expand(norm(h)))). Writes keys and values into the cache, from position
+    /// `at` on.
     pub fn decode_block(
         &mut self,
         x: Tensor,
         block: &DecodeBlock,
         cache: &KvCache,
         layer: usize,
+        at: usize,
     ) -> Result<Tensor> {
-        match self.takes_fused(x, block, cache, layer) {
-            true => self.fused_block(x, block, cache, layer),
+        match self.takes_fused(x, block, cache, layer, at) {
+            true => self.fused_block(x, block, cache, layer, at),
             // Invalid input takes this path too: the single ops report the error.
-            false => self.composed_block(x, block, cache, layer),
+            false => self.composed_block(x, block, cache, layer, at),
         }
     }
 
@@ -81,6 +84,7 @@ impl Tape {
         block: &DecodeBlock,
         cache: &KvCache,
         layer: usize,
+        at: usize,
     ) -> Result<Tensor> {
         let linear = |tape: &mut Tape, h, [weight, bias]: [Tensor; 2], activation| {
             tape.linear(h, weight, Some(bias), activation)
@@ -90,7 +94,7 @@ impl Tape {
         let q = linear(self, h, block.query, Activation::None)?;
         let k = linear(self, h, block.key, Activation::None)?;
         let v = linear(self, h, block.value, Activation::None)?;
-        let h = self.cached_attention(q, k, v, cache, layer)?;
+        let h = self.cached_attention(q, k, v, cache, layer, at)?;
         let [weight, bias] = block.projection;
         let x = self.linear_residual(h, weight, Some(bias), x)?;
         let [gain, shift] = block.mlp_norm;
@@ -112,7 +116,7 @@ impl Tape {
     }
 
     /// Whether the fused kernels can do it: one token per sequence, in shapes they know.
-    fn takes_fused(&self, x: Tensor, block: &DecodeBlock, cache: &KvCache, layer: usize) -> bool {
+    fn takes_fused(&self, x: Tensor, block: &DecodeBlock, cache: &KvCache, layer: usize, at: usize) -> bool {
         let width = cache.heads * HEAD;
         let hidden = block.expand[0].shape().rows();
         let (linear, norms) = block.layers();
@@ -127,7 +131,7 @@ impl Tape {
             && maps(block.contract, hidden, width)
             && norms.iter().flatten().all(|tensor| tensor.dims() == [width])
             && layer < cache.keys.len()
-            && cache.len < cache.capacity
+            && at < cache.capacity
     }
 
     /// Five kernels, each of which starts while the one before it runs. What is added up from block to block stays in f32.
@@ -137,6 +141,7 @@ impl Tape {
         block: &DecodeBlock,
         cache: &KvCache,
         layer: usize,
+        at: usize,
     ) -> Result<Tensor> {
         let (batch, width, hidden) = (cache.batch, x.shape().last(), block.expand[0].dims()[0]);
         let (keys, values) = (self.buffer_at(&cache.keys[layer])?, self.buffer_at(&cache.values[layer])?);
@@ -158,7 +163,7 @@ impl Tape {
         let (between, out) = (self.scratch(batch * width)?, self.alloc(batch * width, DType::F32)?);
         if let Some(gpu) = self.gpu() {
             let rows = batch.div_ceil(SEQUENCES);
-            let (capacity, past, x) = (cache.capacity, cache.len, self.view(x));
+            let (capacity, past, x) = (cache.capacity, at, self.view(x));
             let sum = View::new(between.at(), DType::F32);
             kernels::decode_qkv(
                 gpu,
@@ -291,7 +296,7 @@ fn norm_shared(width: usize, tiles: usize) -> usize {
 mod tests {
     use super::*;
     use crate::testing::{Limits, assert_same, values};
-    use crate::{Device, Error, Init, Key, Param, Params, ParamsBuilder, Stepper};
+    use crate::{Device, Error, Init, Key, Param, Params, ParamsBuilder, StepId, Stepper};
 
     const EPSILON: f32 = 1e-5;
 
@@ -359,7 +364,7 @@ mod tests {
         }
     }
 
-    type Pass = fn(&mut Tape, Tensor, &DecodeBlock, &KvCache, usize) -> Result<Tensor>;
+    type Pass = fn(&mut Tape, Tensor, &DecodeBlock, &KvCache, usize, usize) -> Result<Tensor>;
 
     fn composed(
         tape: &mut Tape,
@@ -367,12 +372,13 @@ mod tests {
         b: &DecodeBlock,
         cache: &KvCache,
         layer: usize,
+        at: usize,
     ) -> Result<Tensor> {
         let h = tape.layer_norm(x, b.attention_norm[0], b.attention_norm[1], b.epsilon)?;
         let q = tape.linear(h, b.query[0], Some(b.query[1]), Activation::None)?;
         let k = tape.linear(h, b.key[0], Some(b.key[1]), Activation::None)?;
         let v = tape.linear(h, b.value[0], Some(b.value[1]), Activation::None)?;
-        let h = tape.cached_attention(q, k, v, cache, layer)?;
+        let h = tape.cached_attention(q, k, v, cache, layer, at)?;
         let x = tape.linear_residual(h, b.projection[0], Some(b.projection[1]), x)?;
         let h = tape.layer_norm(x, b.mlp_norm[0], b.mlp_norm[1], b.epsilon)?;
         let h = tape.linear(h, b.expand[0], Some(b.expand[1]), Activation::Gelu)?;
@@ -395,7 +401,7 @@ mod tests {
         let network = Network::new(device, width, hidden)?;
         let mut stepper = Stepper::new(device, Key::new(0, 0));
         let capacity = portions.iter().sum::<usize>() + 3;
-        let mut cache = KvCache::new(device, 2, batch, width / HEAD, HEAD, capacity)?;
+        let cache = KvCache::new(device, 2, batch, width / HEAD, HEAD, capacity)?;
         let passes = if device.is_gpu() { 3 } else { 1 };
         let mut all = Vec::new();
         let buffers: Vec<_> = portions
@@ -410,20 +416,20 @@ mod tests {
             })
             .collect();
         for _ in 0..passes {
-            cache.clear();
+            let mut at = 0;
             let mut results = Vec::new();
             for (i, (&tokens, (input, output))) in portions.iter().zip(&buffers).enumerate() {
                 let x = values(batch * tokens * width, 100 + i);
                 input.write(&x.iter().map(|v| 2.0 * v + 0.5).collect::<Vec<_>>())?;
-                stepper.infer_recorded(("portion", i as u64), |tape| -> Result<()> {
+                stepper.infer_captured(StepId::new("portion", &(i, at)), |tape| -> Result<()> {
                     let mut x = tape.buffer(input)?;
                     for layer in 0..2 {
                         let block = network.block(tape, layer)?;
-                        x = pass(tape, x, &block, &cache, layer)?;
+                        x = pass(tape, x, &block, &cache, layer, at)?;
                     }
                     tape.store(output, 0, x)
                 })?;
-                cache.advance(tokens);
+                at += tokens;
                 results.push(output.read::<f32>()?);
             }
             all.push(results);
@@ -433,8 +439,9 @@ mod tests {
 
     fn check(case: Case) -> Result<()> {
         let device = Device::under_test(2)?;
-        let got =
-            run(&device, &case, |tape, x, block, cache, layer| tape.decode_block(x, block, cache, layer))?;
+        let got = run(&device, &case, |tape, x, block, cache, layer, at| {
+            tape.decode_block(x, block, cache, layer, at)
+        })?;
         let expected = run(&Device::cpu(Some(2))?, &case, composed)?.remove(0);
         let Case { width, hidden, batch, .. } = case;
         for (pass, got) in got.iter().enumerate() {
@@ -502,17 +509,16 @@ mod tests {
         let mut stepper = Stepper::new(&device, Key::new(0, 0));
         let mut error = |tokens: [usize; 3], used: usize, layer: usize, change: fn(&mut DecodeBlock)| {
             let input = device.buffer::<f32>("x", tokens).unwrap();
-            let mut cache = KvCache::new(&device, 2, batch, width / HEAD, HEAD, 4).unwrap();
-            cache.advance(used);
+            let cache = KvCache::new(&device, 2, batch, width / HEAD, HEAD, 4).unwrap();
             let passes: [Pass; 2] =
-                [|tape, x, b, cache, layer| tape.decode_block(x, b, cache, layer), composed];
+                [|tape, x, b, cache, layer, at| tape.decode_block(x, b, cache, layer, at), composed];
             let [got, expected] = passes.map(|pass| {
                 stepper
                     .infer(|tape| -> Result<()> {
                         let x = tape.buffer(&input)?;
                         let mut block = network.block(tape, 0)?;
                         change(&mut block);
-                        pass(tape, x, &block, &cache, layer).map(|_| ())
+                        pass(tape, x, &block, &cache, layer, used).map(|_| ())
                     })
                     .unwrap_err()
             });
@@ -607,13 +613,13 @@ mod tests {
             Stepper::new(&device, Key::new(0, 0)).run(|tape| -> Result<()> {
                 let x = tape.buffer(&input)?;
                 let block = network.block(tape, 0)?;
-                let y = pass(tape, x, &block, &cache, 0)?;
+                let y = pass(tape, x, &block, &cache, 0, 0)?;
                 let y = tape.squared_error(y, x)?;
                 tape.backward(y)
             })?;
             network.params.gradient("0.4.weight")
         };
-        let got = gradient(|tape, x, block, cache, layer| tape.decode_block(x, block, cache, layer))?;
+        let got = gradient(|tape, x, block, cache, layer, at| tape.decode_block(x, block, cache, layer, at))?;
         assert!(got.iter().any(|g| g.abs() > 1e-6));
         assert_eq!(got, gradient(composed)?);
         Ok(())

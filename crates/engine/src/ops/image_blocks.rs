@@ -338,7 +338,7 @@ mod tests {
         )?;
         let outputs = [device.buffer::<f32>("y", shape)?, device.buffer::<f32>("y", shape)?];
         for _ in 0..if device.is_gpu() { 3 } else { 1 } {
-            stepper.infer_recorded(("blocks", 0), |tape| -> Result<()> {
+            stepper.infer_captured(crate::StepId::new("blocks", &()), |tape| -> Result<()> {
                 let x = tape.buffer(&input)?;
                 for (result, output) in pass(tape, x, &network)?.into_iter().zip(&outputs) {
                     tape.store(output, 0, result)?;

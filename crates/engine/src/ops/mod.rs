@@ -30,6 +30,7 @@ mod slice;
 mod upsample;
 
 pub use cached_attention::KvCache;
+pub use categorical::Temperature;
 pub use conv::Stride;
 pub use decode::{DecodeBlock, DecodeHead};
 pub use image_blocks::{ImageAttention, ImageResidual};

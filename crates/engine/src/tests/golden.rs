@@ -140,7 +140,8 @@ fn golden_optimisers() -> Result<()> {
         let params = builder.build(&device, "net", 0)?;
         params.set("p", &[1.0, -2.0, 3.0])?;
         params.set("q", &[1.0, -2.0, 3.0])?;
-        let adam = Adam { learning_rate: 0.01, weight_decay, ..Adam::default() };
+        let adam = Adam { weight_decay, ..Adam::default() };
+        let rate = device.scalar("learning rate", 0.01)?;
         let mut stepper = Stepper::new(&device, Key::new(0, 0));
         for _ in 0..5 {
             let norm = stepper.run(|tape| -> Result<f32> {
@@ -150,7 +151,7 @@ fn golden_optimisers() -> Result<()> {
                 let mean = tape.mean(product)?;
                 let sum = tape.affine(mean, 3.0, 0.0)?;
                 tape.backward(sum)?;
-                let norm = tape.adam(&params, &adam)?;
+                let norm = tape.adam(&params, &rate, &adam)?;
                 Ok(tape.read::<f32>(norm)?[0])
             })?;
             assert!((norm - 13.0).abs() < 1e-5);

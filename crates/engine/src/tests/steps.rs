@@ -5,8 +5,8 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::{
-    Activation, Adam, Device, Error, Init, Key, Lstm, Param, Params, ParamsBuilder, Result, Stepper, Stride,
-    Tape, Tensor,
+    Activation, Adam, Device, Error, Init, Key, Lstm, Param, Params, ParamsBuilder, Result, StepId, Stepper,
+    Stride, Tape, Tensor,
 };
 
 /// Counts the allocations of threads that ask for it.
@@ -144,11 +144,12 @@ struct Run {
     frames: crate::Buffer,
     labels: crate::Buffer,
     loss: crate::Buffer,
+    rate: crate::Buffer,
     stepper: Stepper,
     /// Whether this run's allocations are counted.
     watched: bool,
     /// Whether its steps may be replayed.
-    recorded: bool,
+    captured: bool,
 }
 
 impl Run {
@@ -163,9 +164,10 @@ impl Run {
         Ok(Run {
             net: Net::new(&device)?,
             loss: device.buffer::<f32>("loss", [1])?,
+            rate: device.scalar("learning rate", 3e-3)?,
             stepper: Stepper::new(&device, Key::new(5, 1)),
             watched: false,
-            recorded: false,
+            captured: false,
             device,
             frames,
             labels,
@@ -173,19 +175,19 @@ impl Run {
     }
 
     fn step(&mut self) -> Result<()> {
-        let Run { net, frames, labels, loss, stepper, watched, recorded, .. } = self;
+        let Run { net, frames, labels, loss, rate, stepper, watched, captured, .. } = self;
         let step = |tape: &mut Tape| -> Result<()> {
             WATCHED.set(*watched);
             let (frames, labels) = (tape.buffer(frames)?, tape.buffer(labels)?);
             let value = net.loss(tape, frames, labels)?;
             tape.backward(value)?;
-            tape.adam(&net.params, &Adam { learning_rate: 3e-3, weight_decay: 0.01, ..Adam::default() })?;
+            tape.adam(&net.params, rate, &Adam { weight_decay: 0.01, ..Adam::default() })?;
             tape.store(loss, 0, value)?;
             WATCHED.set(false);
             Ok(())
         };
-        match recorded {
-            true => stepper.run_recorded(("step", 0), step)?,
+        match captured {
+            true => stepper.run_captured(StepId::new("step", &()), step)?,
             false => stepper.run(step)?,
         }
         // A GPU finds out later.
@@ -219,32 +221,53 @@ fn the_same_seed_gives_the_same_bits_with_any_number_of_threads() -> Result<()> 
 
 /// Whatever lies in the buffers, and whatever becomes of the memory in between.
 #[test]
-fn a_recorded_step_computes_the_same() -> Result<()> {
-    let (mut plain, mut recorded) = (Run::new(1)?, Run::new(1)?);
-    recorded.recorded = true;
+fn a_captured_step_computes_the_same() -> Result<()> {
+    let (mut plain, mut captured) = (Run::new(1)?, Run::new(1)?);
+    captured.captured = true;
     for step in 0..8 {
-        for run in [&mut plain, &mut recorded] {
+        for run in [&mut plain, &mut captured] {
+            // Falling, as in training: a replayed step must not keep the rate it was captured with.
+            run.rate.write(&[3e-3 / (step + 1) as f32])?;
             run.labels.write(&[0, 1, 2, 3, 4, step - 1].map(|label| (label + step) % 5))?;
             run.step()?;
         }
-        assert_eq!(plain.bits()?, recorded.bits()?, "step {step}");
+        assert_eq!(plain.bits()?, captured.bits()?, "step {step}");
         match step {
-            3 => recorded.device.free_step_memory(),
-            5 => recorded.stepper.forget("step"),
+            3 => captured.device.free_step_memory(),
+            5 => captured.stepper.forget("step"),
             _ => {}
         }
     }
     Ok(())
 }
 
-/// They would become part of the recording. Where nothing is recorded they are allowed.
+/// The rate in the buffer counts, not the one of the first step.
 #[test]
-fn a_recorded_step_leaves_other_buffers_alone() -> Result<()> {
+fn the_learning_rate_is_read_when_the_step_runs() -> Result<()> {
+    let mut run = Run::new(1)?;
+    run.captured = true;
+    let mut moved = Vec::new();
+    for rate in [3e-3, 3e-3, 3e-3, 0.0, 3e-3] {
+        run.rate.write(&[rate as f32])?;
+        let before = run.parameters()?;
+        run.step()?;
+        moved.push(run.parameters()? != before);
+    }
+    assert_eq!(moved, [true, true, true, false, true]);
+    let wrong = run.device.buffer::<f32>("rates", [2])?;
+    let refused = run.stepper.run(|tape| tape.adam(&run.net.params, &wrong, &Adam::default()).map(|_| ()));
+    assert!(matches!(refused, Err(Error::BadShape { op: "adam", .. })), "{refused:?}");
+    Ok(())
+}
+
+/// They would become part of the graph. Where nothing is captured they are allowed.
+#[test]
+fn a_captured_step_leaves_other_buffers_alone() -> Result<()> {
     let device = Device::under_test(1)?;
     let (bound, other) = (device.buffer::<i32>("bound", [4])?, device.buffer::<i32>("other", [4])?);
     let mut stepper = Stepper::new(&device, Key::new(0, 0));
     let mut run = |other: &(dyn Fn() -> Result<()> + Sync)| {
-        stepper.run_recorded(("step", 0), |tape| {
+        stepper.run_captured(StepId::new("step", &()), |tape| {
             tape.buffer(&bound)?;
             other()
         })
@@ -264,7 +287,7 @@ fn a_recorded_step_leaves_other_buffers_alone() -> Result<()> {
             true => assert!(result.unwrap_err().to_string().contains("a step is being recorded")),
             false => result?,
         }
-        // The failed one is forgotten: this one runs, the next is recorded.
+        // The failed one is forgotten: this one runs, the next is captured.
         run(&|| Ok(()))?;
     }
     other.write(&[2i32; 4])?;
@@ -367,7 +390,7 @@ fn nan_passes_through_every_activation() -> Result<()> {
 fn gradients_are_never_silently_old_or_missing() -> Result<()> {
     let mut run = Run::new(1)?;
     run.step()?;
-    let Run { net, frames, labels, stepper, .. } = &mut run;
+    let Run { net, frames, labels, rate, stepper, .. } = &mut run;
     let missing = |op| Err(Error::NoGradient { op });
     // Nothing is recorded in an inference step.
     let infer = stepper.infer(|tape| {
@@ -377,15 +400,18 @@ fn gradients_are_never_silently_old_or_missing() -> Result<()> {
     });
     assert_eq!(infer, missing("backward"));
     // An update without a backward pass would use the last step's gradients.
-    assert_eq!(stepper.run(|tape| tape.adam(&net.params, &Adam::default()).map(|_| ())), missing("adam"));
+    assert_eq!(
+        stepper.run(|tape| tape.adam(&net.params, rate, &Adam::default()).map(|_| ())),
+        missing("adam")
+    );
     // The first backward pass uses up the record of both losses; and one pass is good for one update.
     stepper.run(|tape| -> Result<()> {
         let (frames, labels) = (tape.buffer(frames)?, tape.buffer(labels)?);
         let (first, second) = (net.loss(tape, frames, labels)?, net.loss(tape, frames, labels)?);
         tape.backward(second)?;
         assert_eq!(tape.backward(first), missing("backward"));
-        tape.adam(&net.params, &Adam::default())?;
-        assert!(tape.adam(&net.params, &Adam::default()).is_err());
+        tape.adam(&net.params, rate, &Adam::default())?;
+        assert!(tape.adam(&net.params, rate, &Adam::default()).is_err());
         Ok(())
     })
 }

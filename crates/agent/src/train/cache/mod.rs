@@ -221,12 +221,15 @@ impl Cache {
             self.place(&self.from, chunk.iter().map(|record| self.frames.row(*record)))?;
             self.place(&self.to, rows.iter().copied().map(Some))?;
             let Cache { stepper, frames, tokens, from, to, .. } = self;
-            stepper.infer_recorded(("encode", agent.identity()), |tape| -> engine::Result<()> {
-                let (from, to) = (tape.buffer(from)?, tape.buffer(to)?);
-                let x = tape.gather_rows(&frames.buffer, from)?;
-                let found = tokens_of(tape, agent, x)?;
-                tape.scatter_rows(&tokens.buffer, to, found)
-            })?;
+            stepper.infer_captured(
+                StepId::new("encode", &agent.identity()),
+                |tape| -> engine::Result<()> {
+                    let (from, to) = (tape.buffer(from)?, tape.buffer(to)?);
+                    let x = tape.gather_rows(&frames.buffer, from)?;
+                    let found = tokens_of(tape, agent, x)?;
+                    tape.scatter_rows(&tokens.buffer, to, found)
+                },
+            )?;
             self.tokens.fill(chunk, &rows);
             go_on()?;
         }
@@ -248,12 +251,15 @@ impl Cache {
             self.place(&self.from, chunk.iter().map(|record| self.tokens.row(*record)))?;
             self.place(&self.to, rows.iter().copied().map(Some))?;
             let Cache { stepper, tokens, reconstructions, from, to, .. } = self;
-            stepper.infer_recorded(("decode", agent.identity()), |tape| -> engine::Result<()> {
-                let (from, to) = (tape.buffer(from)?, tape.buffer(to)?);
-                let tokens = tape.gather_rows(&tokens.buffer, from)?;
-                let frames = agent.tokenizer.render(tape, tokens)?;
-                tape.scatter_rows(&reconstructions.buffer, to, frames)
-            })?;
+            stepper.infer_captured(
+                StepId::new("decode", &agent.identity()),
+                |tape| -> engine::Result<()> {
+                    let (from, to) = (tape.buffer(from)?, tape.buffer(to)?);
+                    let tokens = tape.gather_rows(&tokens.buffer, from)?;
+                    let frames = agent.tokenizer.render(tape, tokens)?;
+                    tape.scatter_rows(&reconstructions.buffer, to, frames)
+                },
+            )?;
             self.reconstructions.fill(chunk, &rows);
             go_on()?;
         }
@@ -290,8 +296,9 @@ impl Cache {
             }
         };
         index.write(&numbers)?;
-        let (table, id): (Buffer, StepId) = (table(self).buffer.clone(), (name, out.identity()));
-        Ok(self.stepper.infer_recorded(id, |tape| -> engine::Result<()> {
+        let table = table(self).buffer.clone();
+        let id = StepId::new(name, &[&table, &index, out].map(Buffer::identity));
+        Ok(self.stepper.infer_captured(id, |tape| -> engine::Result<()> {
             let index = tape.buffer(&index)?;
             let rows = tape.gather_rows(&table, index)?;
             tape.store(out, 0, rows)

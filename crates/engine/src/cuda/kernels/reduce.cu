@@ -75,8 +75,8 @@ extern "C" __global__ void squares(const float* g, double* parts, u32 n) {
     if (threadIdx.x == 0) parts[blockIdx.x] = total;
 }
 
-// factors [clip, step, root, go]; nothing moves when the norm is not finite or something was wrong before.
-extern "C" __global__ void adam_factors(const double* parts, u32 count, int* updates, float* norm, float* factors, float rate, float beta1, float beta2, float max_norm, int op, int* fault) {
+// factors [clip, step, root, go, keep]; nothing moves when the norm is not finite or something was wrong before.
+extern "C" __global__ void adam_factors(const double* parts, u32 count, int* updates, float* norm, float* factors, const float* rate, float beta1, float beta2, float weight_decay, float max_norm, int op, int* fault) {
     double total = 0.0;
     for (u32 i = threadIdx.x; i < count; i += blockDim.x) total += parts[i];
     total = block_sum(total);
@@ -88,16 +88,18 @@ extern "C" __global__ void adam_factors(const double* parts, u32 count, int* upd
         if (*(volatile int*)fault) return;
         int step = ++updates[0];
         factors[0] = fminf(max_norm / (length + 1e-6f), 1.0f);
-        factors[1] = (float)((double)rate / (1.0 - pow((double)beta1, (double)step)));
+        factors[1] = (float)((double)rate[0] / (1.0 - pow((double)beta1, (double)step)));
         factors[2] = (float)(1.0 / sqrt(1.0 - pow((double)beta2, (double)step)));
         factors[3] = 1.0f;
+        // Rounded as on the host, which has no fused multiply-add here.
+        factors[4] = __fsub_rn(1.0f, __fmul_rn(rate[0], weight_decay));
     }
 }
 
 // copy: the same in bf16, if there is one. decayed: one byte for every 16 parameters.
-extern "C" __global__ void adam(float* p, u16* copy, const float* g, float* m, float* v, const u8* decayed, const float* factors, float beta1, float beta2, float epsilon, float keep, u32 n) {
+extern "C" __global__ void adam(float* p, u16* copy, const float* g, float* m, float* v, const u8* decayed, const float* factors, float beta1, float beta2, float epsilon, u32 n) {
     if (factors[3] == 0.0f) return;
-    float clip = factors[0], step = factors[1], root = factors[2];
+    float clip = factors[0], step = factors[1], root = factors[2], keep = factors[4];
     EACH(i, n) {
         float grad = g[i] * clip;
         float first = beta1 * m[i] + (1.0f - beta1) * grad;

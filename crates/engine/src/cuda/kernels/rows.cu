@@ -402,11 +402,13 @@ __device__ __forceinline__ void take_larger(float& best, u32& index, float v, u3
 
 // The largest of logit + temperature * Gumbel noise, the first of equals. A block per row. A copy goes to every `stride`th place of `copies`.
 // Part of chains: the first noise is made before the logits are there.
-extern "C" __global__ void sample(int* out, int* copies, u32 stride, View logits, u32 actions, float temperature, const u32* state, u32 site) {
+extern "C" __global__ void sample(int* out, int* copies, u32 stride, View logits, u32 actions, float constant, const float* on_device, const u32* state, u32 site) {
     __shared__ float bests[32];
     __shared__ u32 indices[32];
     admit_next();
     Draw draw = draw_of(state, site);
+    // Both were written before the step: no kernel of the chain writes them.
+    float temperature = on_device ? *on_device : constant;
     u32 first = blockIdx.x * actions, lane = threadIdx.x & 31, warps = (blockDim.x + 31) / 32;
     float best = -__int_as_float(0x7f800000);
     u32 index = 0x7fffffff;
