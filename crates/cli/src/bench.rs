@@ -14,6 +14,7 @@ use engine::{Adam, Buffer, Device, Key, Rng, Shape, StepId, Stepper};
 use crate::args::{BenchArgs, BenchCase};
 use crate::output::say;
 
+/// The paper's.
 const LEARNING_RATE: f32 = 1e-4;
 
 pub fn run(args: BenchArgs) -> Result<()> {
@@ -219,7 +220,7 @@ impl Bench {
         })
     }
 
-    /// Frames of 17 tokens, as in a dream: a device records each once.
+    /// Frames of 17 tokens, as in a dream: a GPU captures each once.
     fn decode(&mut self) -> Result<f64> {
         const TOKENS: usize = 17;
         let batch = self.batch(8, 64);

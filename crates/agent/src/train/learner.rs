@@ -1,5 +1,7 @@
 //! Training steps: the losses over a batch, their gradient, Adam. Training runs them, `iris bench` times them, `iris selftest` compares them.
 
+use std::hash::Hash;
+
 use engine::{Adam, Buffer, Device, Key, StepId, Stepper, Tape, Tensor};
 
 use super::{Epoch, Phase, Result};
@@ -9,11 +11,15 @@ use crate::layers::Network;
 pub trait Objective: Sync {
     const PHASE: Phase;
     type Model: Sync;
+    /// Everything that the losses depend on beside the model and the contents of buffers.
+    type Settings: Hash;
 
     /// The parameters that are trained.
     fn network(model: &Self::Model) -> &Network;
 
-    /// Names of the losses, as metrics.
+    fn settings(&self) -> Self::Settings;
+
+    /// Names of the metrics, in the order of [`Losses::named`].
     fn names(&self) -> Vec<&'static str>;
 
     fn losses(&self, tape: &mut Tape, model: &Self::Model) -> engine::Result<Losses>;
@@ -23,8 +29,17 @@ pub trait Objective: Sync {
 pub struct Losses {
     /// The one that is minimised.
     pub total: Tensor,
-    /// Scalars to report, in the order of [`Objective::names`].
+    /// Scalars to report, by the names of their metrics.
     pub named: Vec<(&'static str, Tensor)>,
+}
+
+/// Everything that an update depends on beside the contents of buffers. The learner's own buffers stay the same as long as it lives.
+#[derive(Hash)]
+struct UpdateStep<Settings> {
+    /// Of the network's parameters.
+    parameters: u64,
+    adam: Adam,
+    settings: Settings,
 }
 
 /// Trains a network: the batch, the optimiser, the sums of the losses, and the step, which a GPU captures once.
@@ -32,27 +47,23 @@ pub struct Learner<O> {
     /// Its buffers are filled before each update.
     pub objective: O,
     adam: Adam,
-    /// Where captured steps read it.
+    /// Where captured steps read it, f32 [1].
     learning_rate: Buffer,
     stepper: Stepper,
     sums: Sums,
 }
 
-/// Everything that an update depends on beside the contents of buffers. The learner's own settings and buffers stay the same as long as it lives.
-#[derive(Hash)]
-struct UpdateStep {
-    /// The buffer of the parameters.
-    network: u64,
-    adam: Adam,
-}
-
 impl<O: Objective> Learner<O> {
     pub fn new(device: &Device, objective: O, adam: Adam, learning_rate: f32) -> engine::Result<Learner<O>> {
         let names = objective.names();
-        let sums = Sums { buffer: device.buffer::<f32>("losses", [names.len()])?, names, updates: 0 };
-        let stepper = Stepper::new(device, Key::new(0, 0));
-        let learning_rate = device.scalar("learning rate", learning_rate)?;
-        Ok(Learner { objective, adam, learning_rate, stepper, sums })
+        let buffer = device.buffer::<f32>("losses", [names.len()])?;
+        Ok(Learner {
+            objective,
+            adam,
+            learning_rate: device.scalar("learning rate", learning_rate)?,
+            stepper: Stepper::new(device, Key::new(0, 0)),
+            sums: Sums { buffer, names, updates: 0 },
+        })
     }
 
     /// The randomness of the next update, such as dropout.
@@ -60,7 +71,8 @@ impl<O: Objective> Learner<O> {
         self.stepper.set_key(key);
     }
 
-    pub fn set_learning_rate(&mut self, rate: f32) -> engine::Result<()> {
+    /// The learning rate of the next updates.
+    pub fn set_learning_rate(&self, rate: f32) -> engine::Result<()> {
         self.learning_rate.write(&[rate])
     }
 
@@ -68,8 +80,13 @@ impl<O: Objective> Learner<O> {
     pub fn update(&mut self, model: &O::Model) -> engine::Result<()> {
         let Learner { objective, adam, learning_rate, stepper, sums } = self;
         let params = &O::network(model).params;
-        let step = UpdateStep { network: params.values().identity(), adam: *adam };
+        let step = UpdateStep {
+            parameters: params.values().identity(),
+            adam: *adam,
+            settings: objective.settings(),
+        };
         sums.updates += 1;
+        let sums = &*sums;
         stepper.run_captured(StepId::new(O::PHASE.name(), &step), |tape| -> engine::Result<()> {
             let losses = objective.losses(tape, model)?;
             tape.backward(losses.total)?;
@@ -110,14 +127,14 @@ impl<O: Objective> Learner<O> {
 /// Losses added up on the device and read once.
 struct Sums {
     buffer: Buffer,
-    /// In the order of the sums.
     names: Vec<&'static str>,
     updates: usize,
 }
 
 impl Sums {
-    /// Part of captured steps.
+    /// Part of captured steps, so that it changes nothing but the buffer.
     fn add(&self, tape: &mut Tape, named: &[(&'static str, Tensor)]) -> engine::Result<()> {
+        debug_assert!(named.iter().map(|(name, _)| name).eq(&self.names));
         named.iter().enumerate().try_for_each(|(i, (_, loss))| tape.accumulate(&self.buffer, i, *loss))
     }
 
@@ -149,10 +166,13 @@ mod tests {
     impl Objective for Counted {
         const PHASE: Phase = Phase::Tokenizer;
         type Model = Tokenizer;
+        type Settings = ();
 
         fn network(model: &Tokenizer) -> &Network {
             &model.network
         }
+
+        fn settings(&self) {}
 
         fn names(&self) -> Vec<&'static str> {
             NAMES[..self.losses].to_vec()

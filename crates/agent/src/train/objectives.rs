@@ -1,6 +1,6 @@
 //! What each of the three networks is trained for. A new loss term belongs to its network's `loss`, `names` and `named`, a new network here and in `learning`.
 
-use engine::{Buffer, Device, Lstm, Tape};
+use engine::{Bits, Buffer, Device, Lstm, Tape};
 
 use super::{Losses, Objective, Phase};
 use crate::layers::Network;
@@ -36,9 +36,15 @@ impl TokenizerObjective {
 impl Objective for TokenizerObjective {
     const PHASE: Phase = Phase::Tokenizer;
     type Model = Tokenizer;
+    /// Weight of the squared error, and dropout of the perceptual loss.
+    type Settings = (Bits, Option<Bits>);
 
     fn network(model: &Tokenizer) -> &Network {
         &model.network
+    }
+
+    fn settings(&self) -> (Bits, Option<Bits>) {
+        (Bits(self.squared_weight), self.perceptual.as_ref().map(|p| Bits(p.dropout)))
     }
 
     fn names(&self) -> Vec<&'static str> {
@@ -84,10 +90,13 @@ impl WorldModelObjective {
 impl Objective for WorldModelObjective {
     const PHASE: Phase = Phase::WorldModel;
     type Model = WorldModel;
+    type Settings = ();
 
     fn network(model: &WorldModel) -> &Network {
         &model.network
     }
+
+    fn settings(&self) {}
 
     fn names(&self) -> Vec<&'static str> {
         WorldModelLosses::NAMES.to_vec()
@@ -121,9 +130,14 @@ impl ActorCriticObjective {
 impl Objective for ActorCriticObjective {
     const PHASE: Phase = Phase::ActorCritic;
     type Model = ActorCritic;
+    type Settings = Returns;
 
     fn network(model: &ActorCritic) -> &Network {
         &model.network
+    }
+
+    fn settings(&self) -> Returns {
+        self.returns
     }
 
     fn names(&self) -> Vec<&'static str> {
