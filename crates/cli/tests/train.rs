@@ -41,7 +41,7 @@ fn a_run_goes_through_every_phase_and_can_be_evaluated() {
     assert!(stderr(&export).contains("has nothing like actor_critic.skip"), "{}", stderr(&export));
 
     let evaluate = |episodes: &str| {
-        let arguments = ["--episodes", episodes, "--seed", "1"];
+        let arguments = ["--json", "--episodes", episodes, "--seed", "1"];
         let output = iris().arg("eval").arg(&run).args(arguments).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
@@ -52,6 +52,12 @@ fn a_run_goes_through_every_phase_and_can_be_evaluated() {
     assert_eq!(result, evaluate("5"));
     // One game has no spread.
     assert!(evaluate("1")["standard_error"].is_null());
+    // For people, in words.
+    let output = iris().arg("eval").arg(&run).args(["--episodes", "5", "--seed", "1"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mean = format!("mean return    {:10.2}  +- ", result["mean"].as_f64().unwrap());
+    assert!(text.starts_with("arcade/catch, 5 games at temperature 0.5, seed 1\n"), "{text}");
+    assert!(text.contains(&mean) && text.ends_with("% of the way from random to perfect play\n"), "{text}");
 }
 
 #[test]
