@@ -7,7 +7,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand, ValueEnum, value_parser};
 
-use crate::output::tell;
+use crate::output::{program, tell};
 
 /// IRIS: an agent that learns a world model of a game and learns to play inside it.
 ///
@@ -29,7 +29,7 @@ pub fn refuse(error: clap::Error) -> ! {
     let typed: Vec<String> =
         std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
     if let Some(settings) = meant_settings(&error, &typed) {
-        tell!("error: {settings}\n\nFor more information, try 'iris config'.");
+        tell!("error: {settings}\n\nFor more information, try '{} config'.", program());
         std::process::exit(error.exit_code());
     }
     error.exit()
@@ -219,10 +219,10 @@ impl DreamArgs {
     pub const FUTURES: usize = 4;
 }
 
-/// Play whole games with a trained agent and print the returns as JSON.
+/// Play whole games with a trained agent and print how well it does.
 ///
-/// The agent is the newest checkpoint of a run, or one that `iris import` made. The paper's protocol is the default: 100 games at temperature 0.5, without exploring. Games are played side by side, and every one that was begun counts.
-/// The standard error of a single game is null.
+/// The agent is the newest checkpoint of a run, or one that `iris import` made. The default is the paper's protocol: 100 games at temperature 0.5, without
+/// random actions. Games are played in parallel, and every game that was begun counts.
 #[derive(clap::Args)]
 pub struct EvalArgs {
     #[command(flatten)]
@@ -231,6 +231,11 @@ pub struct EvalArgs {
     /// Games to play.
     #[arg(long, default_value_t = 100, value_parser = up_to(1_000_000))]
     pub episodes: usize,
+
+    /// Print one line of JSON with every return, as `iris report` reads it. `progress` is 0 for random and 1 for skilled play; the standard error of a
+    /// single game is null.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Who plays what.
@@ -274,7 +279,8 @@ pub struct RecordArgs {
 
 /// Turn a checkpoint of the reference release (PyTorch) into an agent.
 ///
-/// Reads `last.pt` as the reference release's `torch.save` wrote it. No code of the file is executed, and anything but tensors is refused.
+/// Reads `last.pt` as the reference release's `torch.save` wrote it, or the safetensors that `export` writes. No code of the file is executed, and
+/// anything but tensors is refused.
 #[derive(clap::Args)]
 pub struct ImportArgs {
     /// The checkpoint.
@@ -358,7 +364,7 @@ Without arguments it reproduces the paper's table and figures from the published
   iris report mine.json --agents IRIS,STORM    your scores against two of them
   iris report runs --name mine                 your runs
 
-A score file, {\"Game\": [score per run, ...]}, is an agent named after the file. Run folders and outputs of `iris eval` together are
+A score file, {\"Game\": [score per run, ...]}, is an agent named after the file. Run folders and outputs of `iris eval --json` together are
 one agent; a run counts with its last evaluation.
 
 Prints the tables and what to be careful about, and writes report.html (everything, works offline), report.json, table.md, table.tex
@@ -370,7 +376,7 @@ and the figures as SVG and PNG. docs/report.md explains every number.";
 #[derive(clap::Args)]
 #[command(after_long_help = REPORT_HELP)]
 pub struct ReportArgs {
-    /// Score files, outputs of `iris eval`, run folders, or folders that hold runs.
+    /// Score files, outputs of `iris eval --json`, run folders, or folders that hold runs.
     pub inputs: Vec<PathBuf>,
 
     /// Published agents to show, separated by commas; also `all` and `none`. The paper's if not given.

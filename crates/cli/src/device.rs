@@ -4,6 +4,8 @@ use anyhow::{Result, anyhow};
 use engine::{Device, Error, Precision};
 
 use crate::args::{DeviceArgs, DeviceName, PrecisionName};
+use crate::output::program;
+use crate::words::counted;
 
 impl DeviceArgs {
     /// The device that was asked for.
@@ -19,7 +21,7 @@ impl DeviceArgs {
         };
         Device::named(name, precision, self.threads).map_err(|error| match error {
             Error::NoGpu { .. } => {
-                anyhow!("{error}. `iris doctor` shows what is missing; --device cpu needs no GPU")
+                anyhow!("{error}. `{} doctor` says more, and --device cpu does without one", program())
             }
             other => other.into(),
         })
@@ -35,14 +37,12 @@ impl DeviceArgs {
             return format!("{} in {precision}", device.name());
         }
         let threads = counted(device.threads(), "thread");
-        // A program built for GPUs is expected to find one.
+        // Who built for GPUs expects one.
         let expected = cfg!(feature = "cuda") && self.device == DeviceName::Auto;
-        let note = if expected { "; no GPU can be used, `iris doctor` says why" } else { "" };
+        let note = match expected {
+            true => format!("; no GPU can be used, `{} doctor` says why", program()),
+            false => String::new(),
+        };
         format!("the CPU ({threads}{note})")
     }
-}
-
-/// "1 thread", "2 threads".
-pub fn counted(count: usize, thing: &str) -> String {
-    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }

@@ -5,9 +5,9 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use engine::{Device, Error, Precision};
 
-use crate::device::counted;
 use crate::output::say;
 use crate::selftest::{BF16_TOLERANCE, F32_TOLERANCE, Selftest};
+use crate::words::counted;
 
 pub fn run() -> Result<()> {
     let mut failures = Vec::new();

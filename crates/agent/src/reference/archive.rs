@@ -63,10 +63,6 @@ impl Archive {
         &self.tensors
     }
 
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Elements of all tensors together, or of those that can be read where there are fewer.
     pub fn elements(&self) -> usize {
         let all = self.tensors.iter().fold(0, |n: usize, (_, spec)| n.saturating_add(spec.len()));
