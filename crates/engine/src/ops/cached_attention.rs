@@ -1,8 +1,10 @@
 //! Attention of new tokens to cached keys and values: how a transformer decodes one token at a time.
 
 use super::attention::softmax;
+use crate::backend::Backend;
 use crate::cpu::{self, multiversion};
-use crate::cuda::{Grid, View, kernels};
+use crate::cuda::{Gpu, Grid, View, kernels};
+use crate::memory::Block;
 use crate::{Buffer, DType, Device, Error, Result, Tape, Tensor};
 
 /// Keys and values of the tokens a transformer has seen, for every layer, so that a new token costs one pass over it alone. It does not count
@@ -19,6 +21,7 @@ pub struct KvCache {
 }
 
 impl KvCache {
+    /// Room for `capacity` positions of `batch` sequences in each of `layers` layers.
     pub fn new(
         device: &Device,
         layers: usize,
@@ -57,8 +60,7 @@ impl Tape {
     ) -> Result<Tensor> {
         self.check_f32(OP, &[q, k, v])?;
         self.check_not_empty(OP, &[q, k, v])?;
-        let (heads, d, capacity) = (cache.heads, cache.head_width, cache.capacity);
-        let width = heads * d;
+        let (width, capacity) = (cache.heads * cache.head_width, cache.capacity);
         for input in [q, k, v] {
             if input.shape() != q.shape()
                 || !matches!(input.dims(), &[b, _, w] if b == cache.batch && w == width)
@@ -68,10 +70,9 @@ impl Tape {
                 return Err(Error::ShapeMismatch { op: OP, lhs: input.shape(), rhs, rule });
             }
         }
-        let (batch, tokens) = (cache.batch, q.dims()[1]);
-        let (past, end) = (at, at.saturating_add(tokens));
+        let end = at.saturating_add(q.dims()[1]);
         if end > capacity {
-            return Err(Error::RangeOutOfBounds { op: OP, start: past, end, limit: capacity });
+            return Err(Error::RangeOutOfBounds { op: OP, start: at, end, limit: capacity });
         }
         let (Some(keys), Some(values)) = (cache.keys.get(layer), cache.values.get(layer)) else {
             return Err(Error::IndexOutOfRange {
@@ -81,37 +82,22 @@ impl Tape {
                 limit: cache.keys.len(),
             });
         };
-        if self.gpu().is_some() {
-            let dtype = self.float();
-            let [keys, values] = [keys, values].map(|buffer| self.buffer_at(buffer));
-            let (keys, values) = (View::new(keys?, dtype), View::new(values?, dtype));
-            let out = self.alloc(q.len(), dtype)?;
-            if let Some(gpu) = self.gpu() {
-                let (n, k, v) = (q.len(), self.view(k), self.view(v));
-                let grid = Grid::elements(gpu, n);
-                kernels::cache_append(gpu, grid, keys, values, k, v, tokens, heads, d, capacity, past, n)?;
-                kernels::cache_attention(
-                    gpu,
-                    // Whole vectors of shared memory: the compiler reads weights four at a time.
-                    Grid {
-                        blocks: (batch * tokens * heads, 1),
-                        threads: 128,
-                        shared: 4 * end.next_multiple_of(4),
-                    },
-                    View::new(out.at(), dtype),
-                    self.view(q),
-                    keys,
-                    values,
-                    tokens,
-                    heads,
-                    d,
-                    capacity,
-                    past,
-                    1.0 / (d as f32).sqrt(),
-                )?;
-            }
-            return Ok(self.push(out, q.shape(), dtype, false));
-        }
+        let out = match self.backend() {
+            Backend::Cpu => self.cpu_cached_attention([q, k, v], cache, [keys, values], at)?,
+            Backend::Cuda(gpu) => self.gpu_cached_attention(&gpu, [q, k, v], cache, [keys, values], at)?,
+        };
+        Ok(self.push(out, q.shape(), self.float(), false))
+    }
+
+    fn cpu_cached_attention(
+        &mut self,
+        [q, k, v]: [Tensor; 3],
+        cache: &KvCache,
+        [keys, values]: [&Buffer; 2],
+        past: usize,
+    ) -> Result<Block> {
+        let &KvCache { batch, heads, head_width: d, capacity, .. } = cache;
+        let (tokens, width) = (q.dims()[1], heads * d);
         self.with_buffer_mut::<f32, _>(keys, |tape, keys| {
             let k = tape.f32(k);
             for (index, row) in k.chunks_exact(width).enumerate() {
@@ -146,7 +132,7 @@ impl Tape {
                 blend(scores, &vv[i * capacity * d..], out);
             }
         };
-        let work = batch * tokens * end * width;
+        let work = batch * tokens * (past + tokens) * width;
         cpu::chunks2_mut_of(work, (parts.f32_mut(), tokens * d), (scores.f32_mut(), capacity), task);
         let mut out = self.alloc(batch * tokens * width, DType::F32)?;
         for (i, part) in parts.f32().chunks_exact(tokens * d).enumerate() {
@@ -158,7 +144,42 @@ impl Tape {
         }
         self.give_back(parts);
         self.give_back(scores);
-        Ok(self.push(out, q.shape(), DType::F32, false))
+        Ok(out)
+    }
+
+    fn gpu_cached_attention(
+        &mut self,
+        gpu: &Gpu,
+        [q, k, v]: [Tensor; 3],
+        cache: &KvCache,
+        [keys, values]: [&Buffer; 2],
+        past: usize,
+    ) -> Result<Block> {
+        let &KvCache { batch, heads, head_width: d, capacity, .. } = cache;
+        let (tokens, dtype) = (q.dims()[1], self.float());
+        let [keys, values] = [keys, values].map(|buffer| self.buffer_at(buffer));
+        let (keys, values) = (View::new(keys?, dtype), View::new(values?, dtype));
+        let out = self.alloc(q.len(), dtype)?;
+        let (n, k, v) = (q.len(), self.view(k), self.view(v));
+        let grid = Grid::elements(gpu, n);
+        kernels::cache_append(gpu, grid, keys, values, k, v, tokens, heads, d, capacity, past, n)?;
+        // Whole vectors of shared memory: the compiler reads weights four at a time.
+        let shared = 4 * (past + tokens).next_multiple_of(4);
+        kernels::cache_attention(
+            gpu,
+            Grid { blocks: (batch * tokens * heads, 1), threads: 128, shared },
+            View::new(out.at(), dtype),
+            self.view(q),
+            keys,
+            values,
+            tokens,
+            heads,
+            d,
+            capacity,
+            past,
+            1.0 / (d as f32).sqrt(),
+        )?;
+        Ok(out)
     }
 }
 
