@@ -62,7 +62,7 @@ enum Heat<'a> {
 }
 
 impl Tape {
-    /// log softmax(logits)[choice]: logits [.., A], choices [..] -> [..]
+    /// log softmax(logits)`[choice]`: logits [.., A], choices [..] -> [..]
     pub fn log_prob(&mut self, logits: Tensor, choices: Tensor) -> Result<Tensor> {
         const OP: &str = "log-probability";
         self.check_f32(OP, &[logits])?;
