@@ -42,7 +42,7 @@ impl Hash for Adam {
 const CHUNK: usize = 4096;
 
 impl Tape {
-    /// Updates `params` from the gradients of the last [`backward`](Tape::backward), at the learning rate in `rate` (f32 [1]). Returns the
+    /// Updates `params` from the gradients of the last [`backward`](Tape::backward), at the learning rate in `rate` (f32 `[1]`). Returns the
     /// gradient's global norm before clipping. A norm that is not finite changes nothing and is an error.
     pub fn adam(&mut self, params: &Params, rate: &Buffer, adam: &Adam) -> Result<Tensor> {
         let Some(training) = &params.training else {

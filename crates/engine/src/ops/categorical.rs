@@ -67,7 +67,7 @@ enum Heat<'a> {
 }
 
 impl Tape {
-    /// log softmax(logits)[choice]: logits [.., A], choices [..] -> [..]
+    /// log softmax(logits)`[choice]`: logits [.., A], choices [..] -> [..]
     pub fn log_prob(&mut self, logits: Tensor, choices: Tensor) -> Result<Tensor> {
         self.check_f32(LOG_PROB, &[logits])?;
         self.check_not_empty(LOG_PROB, &[logits])?;

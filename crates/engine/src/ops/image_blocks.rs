@@ -9,9 +9,9 @@ use crate::{DType, Error, Result, Stride, Tape, Tensor};
 /// The parameters of a residual block, as tensors of the current step.
 #[derive(Clone, Copy, Debug)]
 pub struct ImageResidual {
-    /// Gain and shift [C] of the group-norms, which swish follows.
+    /// Gain and shift `[C]` of the group-norms, which swish follows.
     pub norms: [[Tensor; 2]; 2],
-    /// Weight [C, 3, 3, C] and bias [C] of the convolutions.
+    /// Weight [C, 3, 3, C] and bias `[C]` of the convolutions.
     pub convolutions: [[Tensor; 2]; 2],
     /// Groups of both group-norms.
     pub groups: usize,
@@ -22,15 +22,15 @@ pub struct ImageResidual {
 /// The parameters of an attention block, as tensors of the current step.
 #[derive(Clone, Copy, Debug)]
 pub struct ImageAttention {
-    /// Gain and shift [C] of the group-norm.
+    /// Gain and shift `[C]` of the group-norm.
     pub norm: [Tensor; 2],
-    /// Weight [C, C] and bias [C] of the queries.
+    /// Weight [C, C] and bias `[C]` of the queries.
     pub query: [Tensor; 2],
-    /// Weight [C, C] and bias [C] of the keys.
+    /// Weight [C, C] and bias `[C]` of the keys.
     pub key: [Tensor; 2],
-    /// Weight [C, C] and bias [C] of the values.
+    /// Weight [C, C] and bias `[C]` of the values.
     pub value: [Tensor; 2],
-    /// Weight [C, C] and bias [C] of the last layer.
+    /// Weight [C, C] and bias `[C]` of the last layer.
     pub out: [Tensor; 2],
     /// Groups of the group-norm.
     pub groups: usize,

@@ -12,21 +12,21 @@ use crate::{KvCache, Result, Tape, Tensor};
 /// The parameters of a pre-norm transformer block, as tensors of the current step.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeBlock {
-    /// Gain and shift [D] of the layer-norm before attention.
+    /// Gain and shift `[D]` of the layer-norm before attention.
     pub attention_norm: [Tensor; 2],
-    /// Weight [D, D] and bias [D] of the queries.
+    /// Weight [D, D] and bias `[D]` of the queries.
     pub query: [Tensor; 2],
-    /// Weight [D, D] and bias [D] of the keys.
+    /// Weight [D, D] and bias `[D]` of the keys.
     pub key: [Tensor; 2],
-    /// Weight [D, D] and bias [D] of the values.
+    /// Weight [D, D] and bias `[D]` of the values.
     pub value: [Tensor; 2],
-    /// Weight [D, D] and bias [D] of the layer behind attention.
+    /// Weight [D, D] and bias `[D]` of the layer behind attention.
     pub projection: [Tensor; 2],
-    /// Gain and shift [D] of the layer-norm before the perceptron.
+    /// Gain and shift `[D]` of the layer-norm before the perceptron.
     pub mlp_norm: [Tensor; 2],
-    /// Weight [M, D] and bias [M].
+    /// Weight [M, D] and bias `[M]`.
     pub expand: [Tensor; 2],
-    /// Weight [D, M] and bias [D].
+    /// Weight [D, M] and bias `[D]`.
     pub contract: [Tensor; 2],
     /// Of both layer-norms.
     pub epsilon: f32,
@@ -43,11 +43,11 @@ impl DecodeBlock {
 /// The parameters of a head behind the last layer-norm: linear, ReLU, linear.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeHead {
-    /// Gain and shift [D].
+    /// Gain and shift `[D]`.
     pub norm: [Tensor; 2],
-    /// Weight [H, D] and bias [H].
+    /// Weight [H, D] and bias `[H]`.
     pub hidden: [Tensor; 2],
-    /// Weight [N, H] and bias [N].
+    /// Weight [N, H] and bias `[N]`.
     pub out: [Tensor; 2],
     /// Of the layer-norm.
     pub epsilon: f32,
