@@ -126,7 +126,7 @@ impl Device {
         self.gpu().map_or(Ok(()), Gpu::synchronise)
     }
 
-    /// Runs `work` and says what a GPU did in it: (what, seconds), in order. Steps that have run before are recorded anew, with a clock
+    /// Runs `work` and says what a GPU did in it: (what, seconds), in order. Steps that have run before are captured again, with a clock
     /// around every kernel. Empty on the CPU.
     pub fn trace<E: From<Error>>(
         &self,
@@ -239,7 +239,7 @@ mod tests {
         Ok(())
     }
 
-    /// A step that takes all of a card's memory, and one after it that is recorded and replayed.
+    /// A step that takes all of a card's memory, and one after it that is captured and replayed.
     #[test]
     fn a_full_card_without_room_is_an_error_and_a_smaller_step_succeeds() -> Result<()> {
         let device = Device::under_test(1)?;

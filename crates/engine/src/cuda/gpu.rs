@@ -268,7 +268,7 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // What is freed next may still be in use, and belongs to this context, whatever went wrong before.
+        // The memory freed next may still be in use, and belongs to this context.
         let _ = self.core.enter();
         // SAFETY: the stream is alive as long as the core.
         let _ = unsafe { result::stream::synchronize(self.core.stream) };

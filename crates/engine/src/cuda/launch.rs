@@ -66,7 +66,7 @@ impl Gpu {
             sharedMemBytes: shared,
             hStream: self.core.stream,
             attrs: &mut early,
-            // What is timed by itself does not overlap.
+            // Kernels that are timed one by one do not overlap.
             numAttrs: u32::from(self.overlaps && chained && !self.traces()),
         };
         // SAFETY: as in `launch`; the attribute outlives the call.

@@ -157,7 +157,7 @@ pub(crate) struct Product {
     pub start: Option<u64>,
     /// [n], of the type of `out`.
     pub bias: Option<u64>,
-    /// With a bias: what is negative becomes zero, and so does what is no number.
+    /// With a bias: negative values and NaN become zero.
     pub relu: bool,
     pub batch: usize,
 }
@@ -210,7 +210,7 @@ pub(crate) struct Tail {
     pub relu: bool,
 }
 
-/// What is computed from the other two.
+/// Which of the three tensors of a convolution is computed from the other two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Direction {
     Forward,

@@ -114,7 +114,7 @@ impl Module {
             // SAFETY: a function of this module; it writes two numbers.
             match unsafe { sys::cuFuncGetParamInfo(function, found.len(), &mut offset, &mut size) } {
                 sys::CUresult::CUDA_SUCCESS => found.push((offset, size)),
-                // There is no parameter of this number.
+                // No parameter has this index.
                 sys::CUresult::CUDA_ERROR_INVALID_VALUE => break,
                 other => return Err(driver("loading kernels")(result::DriverError(other))),
             }

@@ -390,7 +390,7 @@ decode_attention(u16* out, const u16* q, const u16* keys, const u16* values, u32
         u32 count = min(seen - first, POSITIONS);
         if (first > 0) __syncthreads();
         fetch_positions(keys_at, values_at, keys, values, first, first > 0 ? 0 : ahead, count);
-        // A weight of zero makes nothing of a value, unless that is no number.
+        // A weight of zero removes a value, unless that is NaN.
         for (u32 i = count * 8 + threadIdx.x; i < (count + 15) / 16 * 128; i += blockDim.x)
             *(uint4*)(cached + room * 128 + i * 16) = make_uint4(0, 0, 0, 0);
         await_fetches();
