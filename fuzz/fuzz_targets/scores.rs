@@ -1,4 +1,4 @@
-//! Score files and outputs of `iris eval`. Whatever is accepted becomes a report.
+//! Score files and outputs of `iris eval --json`. Whatever is accepted becomes a report.
 #![no_main]
 
 use report::{Rng, Settings};

@@ -48,6 +48,7 @@ pub struct Start {
 }
 
 /// What was dreamt: everything the actor-critic's loss needs.
+#[derive(Clone)]
 pub struct Trajectories {
     /// What the policy saw, [B, T, H, W, 3] in [0, 1].
     pub frames: Buffer,
@@ -219,7 +220,8 @@ impl Dreamer {
         self.batch
     }
 
-    pub(crate) fn trajectories(&self) -> &Trajectories {
+    /// What the next dream is written into.
+    pub fn trajectories(&self) -> &Trajectories {
         &self.trajectories
     }
 

@@ -4,6 +4,8 @@ use agent::PlayError;
 use agent::train::{RunError, TrainError};
 use envs::EnvError;
 
+use crate::output::program;
+
 /// Advice on an error that ends a command.
 pub fn on(error: &anyhow::Error) -> Option<String> {
     error.chain().find_map(|cause| env_error(cause)).and_then(on_game)
@@ -36,7 +38,7 @@ fn env_error<'a>(cause: &'a (dyn std::error::Error + 'static)) -> Option<&'a Env
 /// Advice on an error of a game.
 pub fn on_game(error: &EnvError) -> Option<String> {
     Some(match error {
-        EnvError::NoSuchGame { .. } => "`iris envs` lists the games".into(),
+        EnvError::NoSuchGame { .. } => format!("`{} envs` lists the games", program()),
         EnvError::AtariNotBuilt { .. } => "Run scripts/atari, then build with --features atari".into(),
         EnvError::NoRom { .. } => {
             "Run scripts/atari to get it, or name its folder with --roms or ALE_ROM_PATH".into()

@@ -7,7 +7,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand, ValueEnum, value_parser};
 
-use crate::output::tell;
+use crate::output::{program, tell};
 
 /// IRIS: an agent that learns a world model of a game and learns to play inside it.
 ///
@@ -29,7 +29,7 @@ pub fn refuse(error: clap::Error) -> ! {
     let typed: Vec<String> =
         std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
     if let Some(settings) = meant_settings(&error, &typed) {
-        tell!("error: {settings}\n\nFor more information, try 'iris config'.");
+        tell!("error: {settings}\n\nFor more information, try '{} config'.", program());
         std::process::exit(error.exit_code());
     }
     error.exit()
@@ -73,11 +73,11 @@ pub enum Command {
     Export(ExportArgs),
     Bench(BenchArgs),
     Report(ReportArgs),
-    /// Say what this program and this machine can do, and test it.
+    /// Check this program and this machine: processor, GPU, libraries, ROMs, and a self-test.
     ///
-    /// Names the processor, the GPU with its driver and libraries, and the Atari ROMs; says what is missing and how to get it. Then every device trains three
-    /// tiny networks for a moment, and their losses are compared with the CPU's. Fails if something that was tested does not work; what is not there is
-    /// no failure.
+    /// Prints the processor, the GPU with its driver and libraries, and the Atari ROMs, and how to get what is missing. Then every device trains three
+    /// tiny networks for ten steps, and their losses are compared with the CPU's. A missing component is not a failure; one that is present but broken makes
+    /// `doctor` exit with 1.
     Doctor,
     Selftest(SelftestArgs),
 }
@@ -219,10 +219,10 @@ impl DreamArgs {
     pub const FUTURES: usize = 4;
 }
 
-/// Play whole games with a trained agent and print the returns as JSON.
+/// Play whole games with a trained agent and print how well it does.
 ///
-/// The agent is the newest checkpoint of a run, or one that `iris import` made. The paper's protocol is the default: 100 games at temperature 0.5, without exploring. Games are played side by side, and every one that was begun counts.
-/// The standard error of a single game is null.
+/// The agent is the newest checkpoint of a run, or one that `iris import` made. The default is the paper's protocol: 100 games at temperature 0.5, without
+/// random actions. Games are played in parallel, and every game that was begun counts.
 #[derive(clap::Args)]
 pub struct EvalArgs {
     #[command(flatten)]
@@ -231,6 +231,11 @@ pub struct EvalArgs {
     /// Games to play.
     #[arg(long, default_value_t = 100, value_parser = up_to(1_000_000))]
     pub episodes: usize,
+
+    /// Print one line of JSON with every return, as `iris report` reads it. `progress` is 0 for random and 1 for skilled play; the standard error of a
+    /// single game is null.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Who plays what.
@@ -274,7 +279,8 @@ pub struct RecordArgs {
 
 /// Turn a checkpoint of the reference release (PyTorch) into an agent.
 ///
-/// Reads `last.pt` as the reference release's `torch.save` wrote it. No code of the file is executed, and anything but tensors is refused.
+/// Reads `last.pt` as the reference release's `torch.save` wrote it, or the safetensors that `export` writes. No code of the file is executed, and
+/// anything but tensors is refused.
 #[derive(clap::Args)]
 pub struct ImportArgs {
     /// The checkpoint.
@@ -341,7 +347,7 @@ pub enum BenchCase {
     Games,
 }
 
-/// Train three tiny networks for a moment and compare their losses with the CPU's.
+/// Train three tiny networks for ten steps and compare their losses with the CPU's.
 ///
 /// In f32 they must agree to 0.1%, in bf16 to 5%. The CPU is compared with itself on one thread, to the bit. `iris doctor` does this on every device.
 #[derive(clap::Args)]
@@ -358,7 +364,7 @@ Without arguments it reproduces the paper's table and figures from the published
   iris report mine.json --agents IRIS,STORM    your scores against two of them
   iris report runs --name mine                 your runs
 
-A score file, {\"Game\": [score per run, ...]}, is an agent named after the file. Run folders and outputs of `iris eval` together are
+A score file, {\"Game\": [score per run, ...]}, is an agent named after the file. Run folders and outputs of `iris eval --json` together are
 one agent; a run counts with its last evaluation.
 
 Prints the tables and what to be careful about, and writes report.html (everything, works offline), report.json, table.md, table.tex
@@ -370,7 +376,7 @@ and the figures as SVG and PNG. docs/report.md explains every number.";
 #[derive(clap::Args)]
 #[command(after_long_help = REPORT_HELP)]
 pub struct ReportArgs {
-    /// Score files, outputs of `iris eval`, run folders, or folders that hold runs.
+    /// Score files, outputs of `iris eval --json`, run folders, or folders that hold runs.
     pub inputs: Vec<PathBuf>,
 
     /// Published agents to show, separated by commas; also `all` and `none`. The paper's if not given.

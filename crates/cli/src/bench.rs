@@ -1,17 +1,21 @@
-//! `iris bench`: paper-size steps through the public API.
+//! `iris bench`: the steps that training runs, at paper size.
 
 use std::time::Instant;
 
+use agent::train::{ActorCriticObjective, Learner, Objective, TokenizerObjective, WorldModelObjective};
 use agent::{
     Acting, ActorCritic, Agent, AgentConfig, Dreamer, Perceptual, Returns, Tokenizer, Trajectories,
-    WorldModel, WorldModelBatch,
+    WorldModel,
 };
 use anyhow::{Result, bail};
 use clap::ValueEnum;
-use engine::{Adam, Buffer, Device, Key, Lstm, Rng, Shape, StepId, Stepper};
+use engine::{Adam, Buffer, Device, Key, Rng, Shape, StepId, Stepper};
 
 use crate::args::{BenchArgs, BenchCase};
 use crate::output::say;
+
+/// The paper's.
+const LEARNING_RATE: f32 = 1e-4;
 
 pub fn run(args: BenchArgs) -> Result<()> {
     let mut start = Some(Instant::now());
@@ -35,7 +39,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
             BenchCase::Tokenizer => bench.tokenizer(None)?,
             BenchCase::TokenizerPerceptual => {
                 let perceptual = Perceptual::random(&device, 0.0)?;
-                bench.tokenizer(Some(&perceptual))?
+                bench.tokenizer(Some(perceptual))?
             }
             BenchCase::WorldModel => bench.world_model()?,
             BenchCase::ActorCritic => bench.actor_critic()?,
@@ -140,8 +144,7 @@ impl Bench {
 
     fn integers(&mut self, name: &str, shape: impl Into<Shape>, below: u32) -> Result<Buffer> {
         let buffer = self.device.buffer::<i32>(name, shape)?;
-        let values: Vec<i32> = (0..buffer.shape().len()).map(|_| self.rng.below(below) as i32).collect();
-        buffer.write(&values)?;
+        self.random_integers(&buffer, below)?;
         Ok(buffer)
     }
 
@@ -152,52 +155,36 @@ impl Bench {
         Ok(buffer)
     }
 
-    fn learning_rate(&self) -> Result<Buffer> {
-        Ok(self.device.scalar("learning rate", 1e-4)?)
+    fn random_integers(&mut self, buffer: &Buffer, below: u32) -> Result<()> {
+        let values: Vec<i32> = (0..buffer.shape().len()).map(|_| self.rng.below(below) as i32).collect();
+        Ok(buffer.write(&values)?)
     }
 
-    fn tokenizer(&mut self, perceptual: Option<&Perceptual>) -> Result<f64> {
-        let frames = self.numbers("frames", [self.batch(8, 256), 64, 64, 3])?;
-        let tokenizer = Tokenizer::new(&self.device, &self.config.tokenizer, 0)?;
-        let rate = self.learning_rate()?;
-        self.time(|bench| {
-            Ok(bench.stepper.run_captured(StepId::new("tokenizer", &()), |tape| -> engine::Result<()> {
-                let x = tape.buffer(&frames)?;
-                let x = tape.affine(x, 2.0, -1.0)?;
-                let losses = tokenizer.loss(tape, x, perceptual, 0.0)?;
-                tape.backward(losses.total)?;
-                tape.adam(&tokenizer.network.params, &rate, &Adam::default())?;
-                Ok(())
-            })?)
-        })
+    /// Updates as training makes them.
+    fn updates<O: Objective>(&mut self, objective: O, adam: Adam, model: &O::Model) -> Result<f64> {
+        let mut learner = Learner::new(&self.device, objective, adam, LEARNING_RATE)?;
+        self.time(|_| Ok(learner.update(model)?))
+    }
+
+    fn tokenizer(&mut self, perceptual: Option<Perceptual>) -> Result<f64> {
+        let (config, batch) = (&self.config.tokenizer, self.batch(8, 256));
+        let tokenizer = Tokenizer::new(&self.device, config, 0)?;
+        let objective = TokenizerObjective::new(&self.device, config, batch, perceptual, 0.0)?;
+        let bytes: Vec<u8> = (0..objective.frames.shape().len()).map(|_| self.rng.below(256) as u8).collect();
+        objective.frames.write(&bytes)?;
+        self.updates(objective, Adam::default(), &tokenizer)
     }
 
     fn world_model(&mut self) -> Result<f64> {
-        let batch = self.batch(2, 64);
-        let tokens = self.integers("tokens", [batch, 20, 16], 512)?;
-        let actions = self.integers("actions", [batch, 20], 6)?;
-        let rewards = self.integers("rewards", [batch, 20], 3)?;
-        let ends = self.integers("ends", [batch, 20], 2)?;
-        let mask = self.integers("mask", [batch, 20], 1)?;
-        mask.write(&vec![1i32; 20 * batch])?;
+        let objective = WorldModelObjective::new(&self.device, &self.config, self.batch(2, 64))?;
+        self.random_integers(&objective.tokens, 512)?;
+        self.random_integers(&objective.actions, 6)?;
+        self.random_integers(&objective.rewards, 3)?;
+        self.random_integers(&objective.ends, 2)?;
+        objective.mask.write(&vec![1i32; objective.mask.shape().len()])?;
         let adam = Adam { weight_decay: 0.01, ..Adam::default() };
         let model = self.new_world_model()?;
-        let rate = self.learning_rate()?;
-        self.time(|bench| {
-            Ok(bench.stepper.run_captured(StepId::new("world model", &()), |tape| -> engine::Result<()> {
-                let batch = WorldModelBatch {
-                    tokens: tape.buffer(&tokens)?,
-                    actions: tape.buffer(&actions)?,
-                    rewards: tape.buffer(&rewards)?,
-                    ends: tape.buffer(&ends)?,
-                    mask: tape.buffer(&mask)?,
-                };
-                let losses = model.loss(tape, &batch, true)?;
-                tape.backward(losses.total)?;
-                tape.adam(&model.network.params, &rate, &adam)?;
-                Ok(())
-            })?)
-        })
+        self.updates(objective, adam, &model)
     }
 
     fn actor_critic(&mut self) -> Result<f64> {
@@ -214,8 +201,7 @@ impl Bench {
         let config = &self.config;
         let policy =
             ActorCritic::new(&self.device, &config.actor_critic, &config.tokenizer, config.actions, 0)?;
-        let rate = self.learning_rate()?;
-        self.time(|bench| learn(&mut bench.stepper, &policy, &dreamt, &rate))
+        self.updates(ActorCriticObjective::new(dreamt, Returns::default()), Adam::default(), &policy)
     }
 
     fn behaviour(&mut self) -> Result<f64> {
@@ -225,16 +211,16 @@ impl Bench {
         let frames = self.numbers("frames", [batch, 20, 64, 64, 3])?;
         dreamer.start().frames.write(&frames.read::<f32>()?)?;
         dreamer.start().mask.write(&vec![1i32; batch * 20])?;
-        let tokens = self.integers("tokens", [batch, 16], 512)?;
-        dreamer.start().tokens.write(&tokens.read::<i32>()?)?;
-        let rate = self.learning_rate()?;
-        self.time(|bench| {
-            let dreamt = dreamer.dream(&agent, Acting::Policy { temperature: 1.0 })?;
-            learn(&mut bench.stepper, &agent.actor_critic, dreamt, &rate)
+        self.random_integers(&dreamer.start().tokens, 512)?;
+        let objective = ActorCriticObjective::new(dreamer.trajectories().clone(), Returns::default());
+        let mut learner = Learner::new(&self.device, objective, Adam::default(), LEARNING_RATE)?;
+        self.time(|_| {
+            dreamer.dream(&agent, Acting::Policy { temperature: 1.0 })?;
+            Ok(learner.update(&agent.actor_critic)?)
         })
     }
 
-    /// Frames of 17 tokens, as in a dream: a device records each once.
+    /// Frames of 17 tokens, as in a dream: a GPU captures each once.
     fn decode(&mut self) -> Result<f64> {
         const TOKENS: usize = 17;
         let batch = self.batch(8, 64);
@@ -243,18 +229,16 @@ impl Bench {
         let memory = model.memory(&self.device, batch)?;
         let seconds = self.time(|bench| {
             for frame in 0..20 {
-                bench.stepper.infer_captured(
-                    StepId::new("decode", &frame),
-                    |tape| -> engine::Result<()> {
-                        let mut token = tape.buffer(&tokens)?;
-                        for i in 0..TOKENS {
-                            let thought = model.see_tokens(tape, &memory, frame * TOKENS + i, token)?;
-                            let logits = model.next_token(tape, thought)?;
-                            token = tape.sample(logits, 1.0)?;
-                        }
-                        tape.store(&tokens, 0, token)
-                    },
-                )?;
+                let id = StepId::new("decode", &frame);
+                bench.stepper.infer_captured(id, |tape| -> engine::Result<()> {
+                    let mut token = tape.buffer(&tokens)?;
+                    for i in 0..TOKENS {
+                        let thought = model.see_tokens(tape, &memory, frame * TOKENS + i, token)?;
+                        let logits = model.next_token(tape, thought)?;
+                        token = tape.sample(logits, 1.0)?;
+                    }
+                    tape.store(&tokens, 0, token)
+                })?;
             }
             Ok(())
         })?;
@@ -276,21 +260,6 @@ fn print_breakdown(times: &[(String, f64)]) {
         say!("  {:9.3} ms {count:6} x  {name}", 1e3 * seconds);
     }
     say!("  {:9.3} ms {:6} x  in all", 1e3 * sums.iter().map(|s| s.1).sum::<f64>(), times.len());
-}
-
-/// One update of the policy from dreamt trajectories.
-fn learn(stepper: &mut Stepper, policy: &ActorCritic, dreamt: &Trajectories, rate: &Buffer) -> Result<()> {
-    Ok(stepper.run_captured(StepId::new("actor-critic", &()), |tape| -> engine::Result<()> {
-        let frames = tape.buffer(&dreamt.frames)?;
-        let state = Lstm { hidden: tape.buffer(&dreamt.hidden)?, cell: tape.buffer(&dreamt.cell)? };
-        let output = policy.follow(tape, frames, state)?;
-        let (actions, ends) = (tape.buffer(&dreamt.actions)?, tape.buffer(&dreamt.ends)?);
-        let rewards = tape.buffer(&dreamt.rewards)?;
-        let losses = policy.loss(tape, output, actions, rewards, ends, &Returns::default())?;
-        tape.backward(losses.total)?;
-        tape.adam(&policy.network.params, rate, &Adam::default())?;
-        Ok(())
-    })?)
 }
 
 /// Starts the kernel's count of peak memory anew (Linux only).

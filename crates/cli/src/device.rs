@@ -1,25 +1,27 @@
 //! The device that a command computes on.
 
 use anyhow::{Result, anyhow};
-use engine::{Device, Error, Precision};
+use engine::{Device, DeviceKind, Error, Precision};
 
 use crate::args::{DeviceArgs, DeviceName, PrecisionName};
+use crate::output::program;
+use crate::words::counted;
 
 impl DeviceArgs {
     /// The device that was asked for.
     pub fn open(&self) -> Result<Device> {
-        let name = match self.device {
-            DeviceName::Auto => "auto",
-            DeviceName::Cuda => "cuda",
-            DeviceName::Cpu => "cpu",
+        let kind = match self.device {
+            DeviceName::Auto => DeviceKind::Auto,
+            DeviceName::Cuda => DeviceKind::Cuda,
+            DeviceName::Cpu => DeviceKind::Cpu,
         };
         let precision = match self.precision {
             PrecisionName::Bf16 => Precision::Bf16,
             PrecisionName::F32 => Precision::F32,
         };
-        Device::named(name, precision, self.threads).map_err(|error| match error {
-            Error::NoGpu { .. } => {
-                anyhow!("{error}. `iris doctor` says more, and --device cpu does without one")
+        Device::open(kind, precision, self.threads).map_err(|error| match error {
+            Error::NoGpu { .. } | Error::Gpu { .. } => {
+                anyhow!("{error}. `{} doctor` shows what is missing; --device cpu needs no GPU", program())
             }
             other => other.into(),
         })
@@ -37,12 +39,10 @@ impl DeviceArgs {
         let threads = counted(device.threads(), "thread");
         // Who built for GPUs expects one.
         let expected = cfg!(feature = "cuda") && self.device == DeviceName::Auto;
-        let note = if expected { "; no GPU can be used, `iris doctor` says why" } else { "" };
+        let note = match expected {
+            true => format!("; no GPU can be used, `{} doctor` says why", program()),
+            false => String::new(),
+        };
         format!("the CPU ({threads}{note})")
     }
-}
-
-/// "1 thread", "2 threads".
-pub fn counted(count: usize, thing: &str) -> String {
-    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }

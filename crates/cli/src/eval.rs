@@ -1,45 +1,109 @@
-//! `iris eval`: whole games with a trained agent.
+//! `iris eval`: how well an agent plays.
+
+use std::fmt::Write;
 
 use agent::{Player, evaluation_seed};
 use anyhow::Result;
 use engine::Key;
+use envs::Game;
 
 use crate::args::EvalArgs;
-use crate::output::{say, tell};
+use crate::output::say;
 use crate::progress::Progress;
 use crate::source::Source;
+use crate::words::counted;
 
 pub fn run(args: EvalArgs) -> Result<()> {
     let Source { device, agent, game } = Source::load(&args.player)?;
     let mut player = Player::new(&device, &agent, args.episodes.min(32))?;
     let key = Key::new(evaluation_seed(args.player.seed), 1);
     let progress = Progress::new("games", args.episodes);
-    let mut said = 0;
     let returns = player.evaluate(&agent, &game, args.episodes, args.player.temperature, key, |done| {
         progress.set(done);
-        if !progress.is_shown() && done > said && (done == args.episodes || done - said >= 10) {
-            tell!("{done} of {} games", args.episodes);
-            said = done;
-        }
         true
     })?;
     drop(progress);
-    let count = returns.len() as f32;
-    let mean = returns.iter().sum::<f32>() / count;
-    // One game says nothing about their spread.
+    match args.json {
+        true => say!("{}", json(&args, &game, &returns)),
+        false => {
+            let (temperature, seed) = (args.player.temperature, args.player.seed);
+            let games = counted(returns.len(), "game");
+            say!("{}, {games} at temperature {temperature}, seed {seed}", game.name);
+            say!("{}", table(&game, &returns).trim_end());
+        }
+    }
+    Ok(())
+}
+
+fn mean(returns: &[f32]) -> f32 {
+    returns.iter().sum::<f32>() / returns.len() as f32
+}
+
+/// Of the mean. One game says nothing about the spread.
+fn standard_error(returns: &[f32]) -> Option<f32> {
+    let (count, mean) = (returns.len() as f32, mean(returns));
     let spread = returns.iter().map(|r| (r - mean).powi(2)).sum::<f32>() / (count - 1.0);
-    let standard_error = (returns.len() > 1).then(|| (spread / count).sqrt());
-    let result = serde_json::json!({
+    (returns.len() > 1).then(|| (spread / count).sqrt())
+}
+
+fn json(args: &EvalArgs, game: &Game, returns: &[f32]) -> serde_json::Value {
+    let mean = mean(returns);
+    serde_json::json!({
         "env": game.name,
         "run": args.player.run.display().to_string(),
         "episodes": args.episodes,
         "temperature": args.player.temperature,
         "seed": args.player.seed,
         "mean": mean,
-        "standard_error": standard_error,
+        "standard_error": standard_error(returns),
         "progress": game.progress(mean),
         "returns": returns,
-    });
-    say!("{result}");
-    Ok(())
+    })
+}
+
+/// The returns beside those of random and skilled play.
+fn table(game: &Game, returns: &[f32]) -> String {
+    let mut sorted = returns.to_vec();
+    sorted.sort_by(f32::total_cmp);
+    let median = (sorted[(sorted.len() - 1) / 2] + sorted[sorted.len() / 2]) / 2.0;
+    let mean = mean(returns);
+    let error =
+        standard_error(returns).map_or(String::new(), |error| format!("  +- {error:.2} (standard error)"));
+    let mut out = String::new();
+    let mut row = |name: &str, value: f32, note: &str| {
+        let _ = writeln!(out, "  {name:<14} {value:>10.2}{note}");
+    };
+    row("mean return", mean, &error);
+    if sorted.len() > 1 {
+        row("median", median, "");
+        row("lowest", sorted[0], "");
+        row("highest", sorted[sorted.len() - 1], "");
+    }
+    row("random play", game.random, "");
+    row(&format!("{} play", game.yardstick), game.skilled, "");
+    let percent = 100.0 * game.progress(mean);
+    let _ = writeln!(out, "{percent:.1}% of the way from random to {} play", game.yardstick);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_for_people() {
+        let catch = Game::find("arcade/catch").unwrap();
+        let text = table(&catch, &[5.0, 3.0, 5.0, 1.0]);
+        let expected = [
+            "  mean return          3.50  +- 0.96 (standard error)",
+            "  median               4.00",
+            "  lowest               1.00",
+            "  highest              5.00",
+            "  random play         -2.55",
+            "  perfect play         5.00",
+            "80.1% of the way from random to perfect play",
+        ];
+        assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+        assert!(table(&catch, &[5.0]).starts_with("  mean return          5.00\n  random play"));
+    }
 }

@@ -20,6 +20,7 @@ mod selftest;
 mod signals;
 mod source;
 mod train;
+mod words;
 
 use std::process::ExitCode;
 
@@ -69,14 +70,23 @@ fn run(command: args::Command) -> Result<Ended> {
 }
 
 fn list_games() {
+    let mut missing = false;
     for game in envs::all_games() {
+        let built = game.is_built();
+        missing |= !built;
         say!(
-            "{:<20} random {:8.2}, {:<7} {:8.2}   {}",
+            "{:<20} random {:8.2}, {:<7} {:8.2}   {}{}",
             game.name,
             game.random,
             game.yardstick,
             game.skilled,
+            if built { "" } else { "(not in this build) " },
             game.rules
+        );
+    }
+    if missing {
+        tell!(
+            "note: games marked (not in this build) need the Atari emulator: run scripts/atari, then build with --features atari"
         );
     }
 }

@@ -82,24 +82,24 @@ impl Pace {
 
 /// Phases as the trainer calls them, and what they consist of.
 const PHASES: [(&str, &str); 5] = [
-    ("collect", "step"),
+    ("collection", "step"),
     ("tokenizer", "tokenizer update"),
-    ("world model", "world model update"),
-    ("behaviour", "actor-critic update"),
-    ("evaluate", "evaluation game"),
+    ("world_model", "world model update"),
+    ("actor_critic", "actor-critic update"),
+    ("evaluation", "evaluation game"),
 ];
 
 /// Steps of a phase that are to come after `epoch` finished epochs. Those of the epoch that is being made count.
 fn steps_left(config: &TrainConfig, phase: &str, epoch: usize) -> f64 {
     let epochs = config.epochs;
     match phase {
-        "collect" => {
+        "collection" => {
             let left = config.collection.epochs.min(epochs).saturating_sub(epoch);
             left as f64 * config.collection.steps as f64
         }
         "tokenizer" => updates_left(&config.tokenizer.schedule, epoch, epochs),
-        "world model" => updates_left(&config.world_model.schedule, epoch, epochs),
-        "behaviour" => updates_left(&config.actor_critic.schedule, epoch, epochs),
+        "world_model" => updates_left(&config.world_model.schedule, epoch, epochs),
+        "actor_critic" => updates_left(&config.actor_critic.schedule, epoch, epochs),
         _ => {
             let evaluation = &config.evaluation;
             let until = |epoch: usize| epoch.checked_div(evaluation.every).unwrap_or(0);
@@ -145,10 +145,10 @@ mod tests {
     fn counted(config: &TrainConfig, phase: &str, epoch: usize) -> f64 {
         let sum = |steps: &dyn Fn(usize) -> usize| (epoch..config.epochs).map(steps).sum::<usize>() as f64;
         match phase {
-            "collect" => sum(&|e| if e < config.collection.epochs { config.collection.steps } else { 0 }),
+            "collection" => sum(&|e| if e < config.collection.epochs { config.collection.steps } else { 0 }),
             "tokenizer" => sum(&|e| config.tokenizer.schedule.updates_in(e)),
-            "world model" => sum(&|e| config.world_model.schedule.updates_in(e)),
-            "behaviour" => sum(&|e| config.actor_critic.schedule.updates_in(e)),
+            "world_model" => sum(&|e| config.world_model.schedule.updates_in(e)),
+            "actor_critic" => sum(&|e| config.actor_critic.schedule.updates_in(e)),
             _ => sum(&|e| match e + 1 {
                 next if next == config.epochs => config.evaluation.final_episodes,
                 next if next.is_multiple_of(config.evaluation.every) => config.evaluation.episodes,
@@ -179,7 +179,7 @@ mod tests {
         let mut pace = Pace::default();
         assert_eq!(pace.warning(&config, 0), None);
         // 0.2 s for an update of each network: 350,000 of them take 19 hours.
-        for phase in ["tokenizer", "world model", "behaviour"] {
+        for phase in ["tokenizer", "world_model", "actor_critic"] {
             pace.add(phase, 20, 4.0);
         }
         assert_eq!(pace.warning(&config, 0), None);

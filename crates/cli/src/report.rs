@@ -2,14 +2,13 @@
 
 use std::io::IsTerminal;
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use report::{Report, Request, Settings};
 
 use crate::args::ReportArgs;
 use crate::output::{say, tell};
-use crate::progress::Progress;
+use crate::progress::{Lines, Progress};
 
 /// Bootstrap replicates that fit into memory.
 const MOST_REPS: usize = 10_000_000;
@@ -44,28 +43,20 @@ pub fn run(args: ReportArgs) -> Result<()> {
     Ok(())
 }
 
-/// Shows how far the bootstrap is: a bar on a terminal, a line now and then elsewhere.
-struct Watch(Mutex<(Option<Progress>, Instant)>);
-
-/// Between two lines.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Shows how far the bootstrap is, in replicates.
+struct Watch(Mutex<Option<Progress>>);
 
 impl Watch {
     fn new() -> Watch {
-        Watch(Mutex::new((None, Instant::now())))
+        Watch(Mutex::new(None))
     }
 
     fn progress(&self, what: &str, done: usize, total: usize) {
-        let mut state = self.0.lock().unwrap_or_else(|e| e.into_inner());
-        let (bar, said) = &mut *state;
-        if bar.as_ref().is_none_or(|bar| bar.phase() != what) {
-            *bar = Some(Progress::new(what, total));
+        let mut progress = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let lines = progress.as_ref().map_or_else(Lines::default, Progress::lines);
+        if progress.as_ref().is_none_or(|progress| progress.phase() != what) {
+            *progress = Some(Progress::after(what, total, lines));
         }
-        let shown = bar.as_ref().is_some_and(Progress::is_shown);
-        bar.iter().for_each(|bar| bar.set(done));
-        if !shown && said.elapsed() >= PATIENCE {
-            tell!("{what}: {done} of {total} replicates");
-            *said = Instant::now();
-        }
+        progress.iter().for_each(|progress| progress.set(done));
     }
 }

@@ -2,12 +2,13 @@
 
 use std::time::Instant;
 
+use agent::train::{ActorCriticObjective, Learner, Objective, TokenizerObjective, WorldModelObjective};
 use agent::{
-    ActorCritic, ActorCriticConfig, AgentConfig, Returns, Tokenizer, TokenizerConfig, WorldModel,
-    WorldModelBatch, WorldModelConfig,
+    ActorCritic, ActorCriticConfig, AgentConfig, Returns, Tokenizer, TokenizerConfig, Trajectories,
+    WorldModel, WorldModelConfig,
 };
 use anyhow::{Result, bail};
-use engine::{Adam, Buffer, Device, Key, Lstm, Params, Rng, StepId, Stepper, Tape, Tensor};
+use engine::{Adam, Buffer, Device, Key, Rng, Stepper};
 use envs::{Game, Purpose};
 
 use crate::args::{PrecisionName, SelftestArgs};
@@ -142,61 +143,48 @@ fn game_frames(count: usize) -> Result<Vec<u8>> {
     Ok(frames)
 }
 
-/// Trains a network and returns its losses.
-fn train(
+/// Updates a network as training does, and returns its losses.
+fn train<O: Objective>(
     device: &Device,
-    params: &Params,
+    objective: O,
+    model: &O::Model,
     learning_rate: f32,
-    loss: impl Fn(&mut Tape) -> engine::Result<Tensor> + Sync,
 ) -> Result<Vec<f32>> {
-    let rate = device.scalar("learning rate", learning_rate)?;
-    let mut stepper = Stepper::new(device, Key::new(SEED, 2));
-    let result = device.buffer::<f32>("loss", [1])?;
+    let mut learner = Learner::new(device, objective, Adam::default(), learning_rate)?;
+    learner.set_key(Key::new(SEED, 2));
     let mut losses = Vec::with_capacity(TRAINING_STEPS);
     for _ in 0..TRAINING_STEPS {
-        stepper.run_captured(StepId::new("self-test", &()), |tape| -> engine::Result<()> {
-            let loss = loss(tape)?;
-            tape.backward(loss)?;
-            tape.adam(params, &rate, &Adam::default())?;
-            tape.store(&result, 0, loss)
-        })?;
-        losses.push(result.read::<f32>()?[0]);
+        learner.update(model)?;
+        // The total comes first.
+        losses.extend(learner.take_losses()?.first().map(|(_, total)| *total));
     }
     Ok(losses)
 }
 
 fn tokenizer(device: &Device, config: &AgentConfig, frames: &[u8]) -> Result<Vec<f32>> {
-    let input = device.buffer::<u8>("frames", [BATCH * STEPS, FRAME_SIZE, FRAME_SIZE, 3])?;
-    input.write(frames)?;
-    let tokenizer = Tokenizer::new(device, &config.tokenizer, SEED)?;
-    train(device, &tokenizer.network.params, 1e-4, |tape| {
-        let x = tape.buffer(&input)?;
-        let x = tape.frames(x, 2.0 / 255.0, -1.0)?;
-        Ok(tokenizer.loss(tape, x, None, 1.0)?.total)
-    })
+    let objective = TokenizerObjective::new(device, &config.tokenizer, BATCH * STEPS, None, 1.0)?;
+    objective.frames.write(frames)?;
+    train(device, objective, &Tokenizer::new(device, &config.tokenizer, SEED)?, 1e-4)
 }
 
 /// While it trains, and of the trained model when it sees the same tokens one by one.
 fn world_model(device: &Device, config: &AgentConfig, rng: &mut Rng) -> Result<(Vec<f32>, Vec<f32>)> {
     let k = config.tokenizer.tokens();
-    let tokens = integers(device, &[BATCH, STEPS, k], config.tokenizer.vocabulary, rng)?;
-    let actions = integers(device, &[BATCH, STEPS], config.actions, rng)?;
-    let rewards = integers(device, &[BATCH, STEPS], 3, rng)?;
-    let ends = integers(device, &[BATCH, STEPS], 2, rng)?;
-    let mask = device.buffer::<i32>("mask", [BATCH, STEPS])?;
+    let objective = WorldModelObjective::new(device, config, BATCH)?;
+    for (buffer, below) in [
+        (&objective.tokens, config.tokenizer.vocabulary),
+        (&objective.actions, config.actions),
+        (&objective.rewards, 3),
+        (&objective.ends, 2),
+    ] {
+        random_integers(buffer, below, rng)?;
+    }
     // The last step is padding.
-    mask.write(&(0..BATCH * STEPS).map(|i| i32::from(i + 1 < BATCH * STEPS)).collect::<Vec<_>>())?;
+    let mask: Vec<i32> = (0..BATCH * STEPS).map(|i| i32::from(i + 1 < BATCH * STEPS)).collect();
+    objective.mask.write(&mask)?;
+    let (tokens, actions) = (objective.tokens.clone(), objective.actions.clone());
     let model = WorldModel::new(device, &config.world_model, &config.tokenizer, config.actions, SEED)?;
-    let training = train(device, &model.network.params, 1e-3, |tape| {
-        let batch = WorldModelBatch {
-            tokens: tape.buffer(&tokens)?,
-            actions: tape.buffer(&actions)?,
-            rewards: tape.buffer(&rewards)?,
-            ends: tape.buffer(&ends)?,
-            mask: tape.buffer(&mask)?,
-        };
-        Ok(model.loss(tape, &batch, true)?.total)
-    })?;
+    let training = train(device, objective, &model, 1e-3)?;
 
     let memory = model.memory(device, BATCH)?;
     let decoding = Stepper::new(device, Key::new(SEED, 3)).infer(|tape| -> engine::Result<Vec<f32>> {
@@ -227,31 +215,30 @@ fn world_model(device: &Device, config: &AgentConfig, rng: &mut Rng) -> Result<(
 }
 
 fn actor_critic(device: &Device, config: &AgentConfig, frames: &[u8], rng: &mut Rng) -> Result<Vec<f32>> {
-    let input = device.buffer::<f32>("frames", [BATCH, STEPS, FRAME_SIZE, FRAME_SIZE, 3])?;
-    input.write(&frames.iter().map(|byte| f32::from(*byte) / 255.0).collect::<Vec<_>>())?;
-    let actions = integers(device, &[BATCH, STEPS], config.actions, rng)?;
-    let ends = device.buffer::<i32>("ends", [BATCH, STEPS])?;
-    // Before the last step, so that returns do not move with the values.
-    ends.write(&(0..BATCH * STEPS).map(|i| i32::from((i + 2) % STEPS == 0)).collect::<Vec<_>>())?;
-    let rewards = device.buffer::<f32>("rewards", [BATCH, STEPS])?;
-    rewards.write(&(0..BATCH * STEPS).map(|_| rng.uniform()).collect::<Vec<f32>>())?;
     let state = device.buffer::<f32>("state", [BATCH, config.actor_critic.hidden])?;
+    let dreamt = Trajectories {
+        frames: device.buffer::<f32>("frames", [BATCH, STEPS, FRAME_SIZE, FRAME_SIZE, 3])?,
+        tokens: device.buffer::<i32>("tokens", [BATCH, STEPS, config.tokenizer.tokens()])?,
+        actions: device.buffer::<i32>("actions", [BATCH, STEPS])?,
+        rewards: device.buffer::<f32>("rewards", [BATCH, STEPS])?,
+        ends: device.buffer::<i32>("ends", [BATCH, STEPS])?,
+        hidden: state.clone(),
+        cell: state,
+    };
+    dreamt.frames.write(&frames.iter().map(|byte| f32::from(*byte) / 255.0).collect::<Vec<_>>())?;
+    random_integers(&dreamt.actions, config.actions, rng)?;
+    // Before the last step, so that returns do not move with the values.
+    let ends: Vec<i32> = (0..BATCH * STEPS).map(|i| i32::from((i + 2) % STEPS == 0)).collect();
+    dreamt.ends.write(&ends)?;
+    dreamt.rewards.write(&(0..BATCH * STEPS).map(|_| rng.uniform()).collect::<Vec<f32>>())?;
     let policy = ActorCritic::new(device, &config.actor_critic, &config.tokenizer, config.actions, SEED)?;
-    train(device, &policy.network.params, 3e-4, |tape| {
-        let frames = tape.buffer(&input)?;
-        let state = Lstm { hidden: tape.buffer(&state)?, cell: tape.buffer(&state)? };
-        let output = policy.follow(tape, frames, state)?;
-        let (actions, rewards, ends) = (tape.buffer(&actions)?, tape.buffer(&rewards)?, tape.buffer(&ends)?);
-        Ok(policy.loss(tape, output, actions, rewards, ends, &Returns::default())?.total)
-    })
+    train(device, ActorCriticObjective::new(dreamt, Returns::default()), &policy, 3e-4)
 }
 
-/// A buffer of integers from 0 to `below` - 1.
-fn integers(device: &Device, shape: &[usize], below: usize, rng: &mut Rng) -> Result<Buffer> {
-    let buffer = device.buffer::<i32>("integers", engine::Shape::try_from(shape)?)?;
+/// Fills a buffer with integers from 0 to `below` - 1.
+fn random_integers(buffer: &Buffer, below: usize, rng: &mut Rng) -> Result<()> {
     let values: Vec<i32> = (0..buffer.shape().len()).map(|_| rng.below(below as u32) as i32).collect();
-    buffer.write(&values)?;
-    Ok(buffer)
+    Ok(buffer.write(&values)?)
 }
 
 #[cfg(test)]

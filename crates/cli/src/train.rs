@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use agent::train::{Damaged, Observer, Run, TrainConfig, TrainError, Trainer, train};
+use agent::train::{Damaged, Observer, Phase, Run, TrainConfig, TrainError, Trainer, train};
 use anyhow::{Context, Result};
 use engine::Device;
 
@@ -177,7 +177,7 @@ struct Watch {
     bar: Option<Progress>,
     since: Instant,
     /// What is being done, and how much of it is over.
-    doing: (&'static str, usize),
+    doing: Option<(Phase, usize)>,
     pace: Pace,
     seconds: HashMap<&'static str, f64>,
     last: Vec<(String, f64)>,
@@ -194,7 +194,7 @@ impl Watch {
             epoch: trainer.epoch,
             bar: None,
             since: now,
-            doing: ("", 0),
+            doing: None,
             pace: Pace::default(),
             seconds: HashMap::new(),
             last: Vec::new(),
@@ -211,12 +211,12 @@ impl Watch {
     }
 
     /// `done` steps of a phase are over, the newest in this time.
-    fn time(&mut self, phase: &'static str, done: usize, seconds: f64) {
-        let (doing, before) = self.doing;
-        self.doing = (phase, done);
+    fn time(&mut self, phase: Phase, done: usize, seconds: f64) {
         // What comes first in an epoch prepares the rest.
-        if doing == phase && before > 0 && done >= before {
-            self.pace.add(phase, done - before, seconds);
+        if let Some((doing, before)) = self.doing.replace((phase, done))
+            && (doing == phase && before > 0 && done >= before)
+        {
+            self.pace.add(phase.name(), done - before, seconds);
         }
     }
 
@@ -265,12 +265,12 @@ impl Watch {
 }
 
 impl Observer for Watch {
-    fn progress(&mut self, phase: &'static str, done: usize, total: usize) -> bool {
-        let seconds = self.count(phase);
+    fn progress(&mut self, phase: Phase, done: usize, total: usize) -> bool {
+        let seconds = self.count(phase.name());
         self.time(phase, done, seconds);
         self.warn_of_a_long_run();
-        if self.bar.as_ref().is_none_or(|bar| bar.phase() != phase) {
-            self.bar = Some(Progress::new(phase, total));
+        if self.bar.as_ref().is_none_or(|bar| bar.phase() != phase.name()) {
+            self.bar = Some(Progress::new(phase.name(), total));
         }
         self.bar.iter().for_each(|bar| bar.set(done));
         if done == total {
@@ -293,7 +293,7 @@ impl Observer for Watch {
         }
         self.run.save(trainer, metrics).map_err(|e| TrainError::Save(e.to_string()))?;
         self.count("pictures and checkpoints");
-        (self.epoch, self.doing) = (trainer.epoch, ("", 0));
+        (self.epoch, self.doing) = (trainer.epoch, None);
         self.last = metrics.to_vec();
         let mut line = format!(
             "epoch {}/{}  {:.0} s",

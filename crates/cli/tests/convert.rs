@@ -92,6 +92,11 @@ fn a_checkpoint_comes_back_as_it_was() {
     stdout(&iris(&["export", &agent, "--out", &file]));
 
     let bytes = std::fs::read(&file).unwrap();
+    // What was exported can be imported, and is the same agent.
+    let again = scratch.path("again");
+    stdout(&iris(&["import", &file, "--out", &again]));
+    let weights = |folder: &str| std::fs::read(format!("{folder}/agent.safetensors")).unwrap();
+    assert!(weights(&agent) == weights(&again));
     let back = SafeTensors::deserialize(&bytes).unwrap();
     assert_eq!(back.len(), 217);
     // The values the script generates from names; one parameter of each layout.
@@ -190,6 +195,11 @@ fn bad_checkpoints_get_one_clear_line_and_leave_nothing() {
     entries.iter_mut().find(|(name, _)| name.ends_with("data.pkl")).unwrap().1 = vec![b'N'; (4 << 20) + 1];
     pack(&bad, &entries);
     assert!(import().contains("it has 4194305 bytes, more than the 4194304 of any agent"));
+    // Safetensors that no agent was exported to.
+    std::fs::write(&bad, b"\x02\0\0\0\0\0\0\0{}").unwrap();
+    assert!(import().contains("entry `tokenizer.encoder.conv_in.weight` is missing"));
+    std::fs::write(&bad, b"\xff\0\0\0\0\0\0\0{}").unwrap();
+    assert!(import().contains("is not a readable safetensors file"));
     // A storage that is not there.
     let entries: Vec<_> = unpack(&tiny()).into_iter().filter(|(name, _)| !name.ends_with("data/0")).collect();
     pack(&bad, &entries);
@@ -216,7 +226,7 @@ fn bad_agents_are_not_exported() {
     let own = format!("{agent}/agent.safetensors");
     let before = std::fs::read(&own).unwrap();
     let error = stderr(&iris(&["export", &agent, "--out", &own]));
-    assert!(error.contains("is part of what is to be exported"), "{error}");
+    assert!(error.contains("belongs to the agent being exported"), "{error}");
     assert!(std::fs::read(&own).unwrap() == before);
     // An agent and a run do not share a folder.
     let error = stderr(&iris(&["train", "epochs=1", "--out", &agent]));

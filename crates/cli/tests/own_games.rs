@@ -1,4 +1,5 @@
 //! Games that a program brings along: this file is such a program, and the test that starts it.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -106,13 +106,22 @@ fn our_runs_and_their_curve() {
     assert!(output.status.success(), "{notes}");
     let printed = String::from_utf8(output.stdout).unwrap();
     assert!(printed.lines().any(|line| line.starts_with("mine ") && line.contains("0.200 [")), "{printed}");
-    assert!(printed.lines().any(|line| line.split_whitespace().eq(["arcade/catch", "2.0"])), "{printed}");
+    let row = ["arcade/catch", "-2.55", "5.00", "2.00"];
+    assert!(printed.lines().any(|line| line.split_whitespace().eq(row)), "{printed}");
+    assert!(printed.starts_with("Game") && printed.lines().next().unwrap().contains("Perfect"), "{printed}");
+    // Nobody is superhuman in a game that no human was measured in, and no axis is longer than the scores.
+    let page = scratch.text("report/report.html");
+    assert!(!printed.contains("Superhuman") && !page.contains("Superhuman"), "{printed}");
+    assert!(page.contains("<p>1 agent, 1 game. ") && page.contains("Bands are 95%"));
+    assert!(!scratch.text("report/profiles.svg").contains(">8</text>"));
     assert!(notes.contains("note: the published agents are left out: they played none of these games"));
     assert!(notes.contains("note: mine: only two runs of some game"));
     assert!(scratch.text("report/curves.svg").contains("Sample efficiency"));
 
     let output = scratch.iris(&["runs/catch-0", "--reps", "20"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("note: ours: too few runs for an interval"));
+    // Without intervals there are no bands to explain.
+    assert!(!scratch.text("report/report.html").contains("Bands are"));
 
     // A run and its evaluation are one run; nobody but the user can tell.
     let evaluation =
@@ -159,6 +168,22 @@ fn scores_of_built_in_games_need_no_references() {
     let normalised = json["agents"][0]["games"]["arcade/catch"]["normalised"].as_array().unwrap();
     // Random play scores -2.55, perfect play 5.
     assert!(normalised[0] == 1.0 && (normalised[1].as_f64().unwrap() - 0.5).abs() < 1e-6, "{normalised:?}");
+}
+
+/// The user's agent stands out among the published ones, and 4.99 is not 5.
+#[test]
+fn own_agents_are_set_apart() {
+    let scratch = Scratch::new("apart");
+    let scores = r#"{"Pong": [1.0, 2.0], "arcade/catch": [4.99, 4.99]}"#;
+    std::fs::write(scratch.0.join("mine.json"), scores).unwrap();
+    let output = scratch.iris(&["mine.json", "--agents", "all", "--reps", "20"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(scratch.text("report/table.md").contains("| arcade/catch | -2.55 | 5.00 | "));
+    assert!(scratch.text("report/table.md").contains("4.99"));
+    let figure = scratch.text("report/aggregates.svg");
+    let label = figure.lines().find(|line| line.contains(">mine</text>")).unwrap();
+    assert!(label.contains("font-weight=\"bold\""), "{label}");
+    assert!(figure.lines().any(|line| line.contains(">SimPLe</text>") && !line.contains("bold")));
 }
 
 /// Threads that the system does not allow are done without.

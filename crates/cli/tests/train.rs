@@ -38,10 +38,10 @@ fn a_run_goes_through_every_phase_and_can_be_evaluated() {
     let export =
         iris().arg("export").arg(run.join("checkpoints/000004")).arg("--out").arg(&file).output().unwrap();
     assert!(!export.status.success() && !file.exists());
-    assert!(stderr(&export).contains("has nothing like actor_critic.skip"), "{}", stderr(&export));
+    assert!(stderr(&export).contains("has no actor_critic.skip"), "{}", stderr(&export));
 
     let evaluate = |episodes: &str| {
-        let arguments = ["--episodes", episodes, "--seed", "1"];
+        let arguments = ["--json", "--episodes", episodes, "--seed", "1"];
         let output = iris().arg("eval").arg(&run).args(arguments).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
@@ -52,6 +52,12 @@ fn a_run_goes_through_every_phase_and_can_be_evaluated() {
     assert_eq!(result, evaluate("5"));
     // One game has no spread.
     assert!(evaluate("1")["standard_error"].is_null());
+    // For people, in words.
+    let output = iris().arg("eval").arg(&run).args(["--episodes", "5", "--seed", "1"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mean = format!("mean return    {:10.2}  +- ", result["mean"].as_f64().unwrap());
+    assert!(text.starts_with("arcade/catch, 5 games at temperature 0.5, seed 1\n"), "{text}");
+    assert!(text.contains(&mean) && text.ends_with("% of the way from random to perfect play\n"), "{text}");
 }
 
 #[test]
@@ -295,6 +301,18 @@ fn the_printed_config_is_one_that_train_takes() {
     assert!(changed.contains("first_updates = 7\n"));
     let games = String::from_utf8(iris().arg("envs").output().unwrap().stdout).unwrap();
     assert!(["catch", "pong", "breakout", "freeway"].iter().all(|name| games.contains(name)), "{games}");
+}
+
+/// Results do not depend on how much of the replay is kept on the device.
+#[test]
+fn a_small_replay_cache_changes_no_bit() {
+    let scratch = Scratch::new("cache");
+    let (whole, small) = (scratch.0.join("whole"), scratch.0.join("small"));
+    assert!(train(&whole, &[]).status.success());
+    let mut command = iris();
+    command.env("IRIS_REPLAY_CACHE_MIB", "0").arg("train").args(SMALL).arg("--out").arg(&small);
+    assert!(command.output().unwrap().status.success());
+    assert!(common::results(&whole) == common::results(&small));
 }
 
 /// The README's example of a game of one's own, built beside the tests.

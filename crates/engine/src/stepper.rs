@@ -5,8 +5,9 @@ use std::collections::hash_map::Entry;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
+use crate::backend::Backend;
+use crate::buffer::Slot;
 use crate::cuda::{Gpu, Graph};
-use crate::device::Slot;
 use crate::memory::Arena;
 use crate::tape::Tape;
 use crate::{Device, Error, Key, Result};
@@ -102,9 +103,9 @@ impl Stepper {
     /// Bytes of the arena, which keeps every block it ever handed out: with steps of the same shapes, the most they need at once. On a GPU that
     /// of all steppers.
     pub fn arena_bytes(&self) -> usize {
-        match self.tape.device.gpu() {
-            Some(gpu) => gpu.turn().arena.bytes(),
-            None => self.tape.arena.bytes(),
+        match self.tape.device.backend() {
+            Backend::Cpu => self.tape.arena.bytes(),
+            Backend::Cuda(_) => self.tape.device.step_memory().arena.bytes(),
         }
     }
 
@@ -143,8 +144,8 @@ impl Stepper {
     /// Lends the tape the memory that all steps of a GPU share.
     fn in_turn<R, E>(&mut self, work: impl FnOnce(&mut Stepper) -> Result<R, E>) -> Result<R, E> {
         let device = self.tape.device.clone();
-        let Some(gpu) = device.gpu() else { return work(self) };
-        let mut turn = gpu.turn();
+        let Backend::Cuda(_) = device.backend() else { return work(self) };
+        let mut turn = device.step_memory();
         if self.losses != turn.losses {
             self.losses = turn.losses;
             self.captured.clear();
@@ -171,7 +172,7 @@ impl Stepper {
         step: impl Fn(&mut Tape) -> Result<(), E> + Send,
     ) -> Result<(), E> {
         let device = self.tape.device.clone();
-        let Some(gpu) = device.gpu() else { return self.run(step) };
+        let Backend::Cuda(gpu) = device.backend() else { return self.run(step) };
         self.in_turn(|stepper| {
             if let Entry::Vacant(first) = stepper.captured.entry(id) {
                 first.insert(Capture::Warm);
@@ -194,7 +195,7 @@ impl Stepper {
         id: StepId,
         step: impl Fn(&mut Tape) -> Result<(), E>,
     ) -> Result<(), E> {
-        let recording = gpu.begin_recording()?;
+        let recording = gpu.begin_capture()?;
         let result = step(&mut self.tape);
         let slots = self.tape.bound_slots();
         let graph = recording.end();

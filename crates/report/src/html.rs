@@ -31,13 +31,13 @@ pub fn html(report: &Report, figures: &[Figure], json: &str) -> String {
          <style>{STYLE}{}</style>\n</head>\n<body>\n<h1>Report</h1>\n",
         dark_style()
     );
-    let games = report.games.len();
     let settings = &report.settings;
     let _ = writeln!(
         out,
-        "<p>{} agents, {games} games. Intervals are 95% percentile intervals of a stratified bootstrap with {} replicates \
+        "<p>{}, {}. Intervals are 95% percentile intervals of a stratified bootstrap with {} replicates \
          (seed {}, generator {}).</p>",
-        report.agents.len(),
+        counted(report.agents.len(), "agent"),
+        counted(report.games.len(), "game"),
         settings.replicates,
         settings.seed,
         format!("{:?}", settings.rng).to_lowercase()
@@ -77,6 +77,11 @@ pub fn html(report: &Report, figures: &[Figure], json: &str) -> String {
     }
     out.push_str("</body>\n</html>\n");
     out
+}
+
+/// "1 game", "2 games".
+fn counted(count: usize, thing: &str) -> String {
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
 fn aggregates(out: &mut String, report: &Report) {

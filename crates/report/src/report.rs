@@ -46,6 +46,9 @@ pub struct Report {
 pub struct GameReference {
     pub game: String,
     pub random: Option<f64>,
+    /// What a normalised score of 1 stands for: a human, or for built-in games a perfect player.
+    pub skilled: Option<f64>,
+    /// The same where it is a human.
     pub human: Option<f64>,
 }
 
@@ -54,11 +57,14 @@ pub struct AgentReport {
     pub name: String,
     pub source: String,
     pub kind: Kind,
+    /// One of the agents that come with the program.
+    pub published: bool,
     /// Published as one mean per game: interquartile mean, optimality gap and profile are those of the means.
     pub means_only: bool,
     pub fewest_runs: usize,
     pub most_runs: usize,
     pub missing_games: Vec<String>,
+    /// Games whose mean is a human's or better; games without a human score do not count.
     pub superhuman: usize,
     pub aggregates: Aggregates<Estimate>,
     pub profile: Vec<Estimate>,
@@ -133,7 +139,17 @@ impl Report {
 
     /// Whether scores are measured against humans throughout.
     pub fn human_normalised(&self) -> bool {
-        self.games.iter().all(|game| game.human.is_some() && !game.game.contains('/'))
+        self.games.iter().all(|game| game.human.is_some())
+    }
+
+    /// Whether any score is measured against humans.
+    pub fn has_humans(&self) -> bool {
+        self.games.iter().any(|game| game.human.is_some())
+    }
+
+    /// Whether an agent is the user's own among published ones.
+    pub fn is_apart(&self, agent: &AgentReport) -> bool {
+        !agent.published && self.agents.iter().any(|other| other.published)
     }
 
     pub fn has_curves(&self) -> bool {
@@ -149,12 +165,19 @@ fn on_threads<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R, ReportError
 }
 
 fn reference(game: &str, games: &Games) -> GameReference {
-    let reference = games.get(game);
+    let reference = games.get_any(game);
+    let skilled = reference.map(|reference| reference.human);
     GameReference {
         game: game.to_string(),
         random: reference.map(|reference| reference.random),
-        human: reference.map(|reference| reference.human),
+        skilled,
+        human: skilled.filter(|_| is_human(game)),
     }
+}
+
+/// Whether the references of a game are human: those of `arcade/catch` and of users' games are not.
+fn is_human(game: &str) -> bool {
+    !game.contains('/')
 }
 
 impl AgentReport {
@@ -168,6 +191,12 @@ impl AgentReport {
     ) -> AgentReport {
         let name = &agent.name;
         let games = agent.normalised();
+        let against_humans: Vec<&[f64]> = agent
+            .games
+            .iter()
+            .filter(|(game, _)| is_human(game))
+            .map(|(_, runs)| runs.normalised.as_slice())
+            .collect();
         let bootstrap = Bootstrap::new(&games);
         let values = aggregates(&games);
         let intervals = bootstrap.as_ref().map(|bootstrap| {
@@ -196,7 +225,8 @@ impl AgentReport {
             fewest_runs: agent.fewest_runs(),
             most_runs: agent.most_runs(),
             missing_games: missing,
-            superhuman: superhuman(&games),
+            published: agent.published,
+            superhuman: superhuman(&against_humans),
             aggregates: Aggregates {
                 mean: estimate(values.mean, |intervals| intervals.mean),
                 median: estimate(values.median, |intervals| intervals.median),

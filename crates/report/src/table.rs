@@ -2,7 +2,7 @@
 
 use crate::agents::Kind;
 use crate::metrics::Metric;
-use crate::report::{AgentReport, Report};
+use crate::report::{AgentReport, GameReference, Report};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cell {
@@ -24,7 +24,7 @@ pub struct Row {
 
 #[derive(Debug)]
 pub struct Table {
-    /// Random and Human where they are known, then the agents.
+    /// Random and skilled play where they are known, then the agents.
     pub columns: Vec<String>,
     pub games: Vec<Row>,
     pub summary: Vec<Row>,
@@ -36,15 +36,19 @@ const NOT_APPLICABLE: &str = "N/A";
 impl Table {
     pub fn new(report: &Report) -> Table {
         let agents = &report.agents;
-        let columns =
-            ["Random", "Human"].map(String::from).into_iter().chain(agents.iter().map(|a| a.name.clone()));
+        let columns = ["Random", skilled(report)]
+            .map(String::from)
+            .into_iter()
+            .chain(agents.iter().map(|a| a.name.clone()));
         let games = report.games.iter().map(|game| {
-            let number = |value: Option<f64>| value.map_or(MISSING.to_string(), |value| decimals(value, 1));
+            let digits = digits(game);
+            let number =
+                |value: Option<f64>| value.map_or(MISSING.to_string(), |value| decimals(value, digits));
             let score = |agent: &AgentReport| number(agent.games.get(&game.game).map(|game| game.mean));
             Row {
                 label: game.game.clone(),
                 arrow: None,
-                cells: ranked(agents, &[number(game.random), number(game.human)], score, false, |_| true),
+                cells: ranked(agents, &[number(game.random), number(game.skilled)], score, false, |_| true),
             }
         });
         let games: Vec<Row> = games.collect();
@@ -55,8 +59,8 @@ impl Table {
             false,
             complete,
         );
-        let mut summary =
-            vec![Row { label: "#Superhuman".to_string(), arrow: Some(true), cells: superhuman }];
+        let superhuman = Row { label: "#Superhuman".to_string(), arrow: Some(true), cells: superhuman };
+        let mut summary: Vec<Row> = report.has_humans().then_some(superhuman).into_iter().collect();
         for metric in Metric::ALL {
             // The references are the ends of the scale by definition.
             let ends = if metric.lower_is_better() { [1.0, 0.0] } else { [0.0, 1.0] };
@@ -90,6 +94,21 @@ impl Table {
     pub fn rows(&self) -> impl Iterator<Item = &Row> {
         self.games.iter().chain(&self.summary)
     }
+}
+
+/// Whose play is the top of the scale.
+fn skilled(report: &Report) -> &'static str {
+    match report.games.iter().all(|game| game.game.starts_with("arcade/")) {
+        _ if report.human_normalised() => "Human",
+        true => "Perfect",
+        false => "Skilled",
+    }
+}
+
+/// Decimals of a game's scores: the paper's one, two where scores are a few points and 4.99 is not 5.
+fn digits(game: &GameReference) -> usize {
+    let small = game.human.is_none() && game.skilled.is_some_and(|skilled| skilled.abs() < 100.0);
+    if small { 2 } else { 1 }
 }
 
 /// Whether a metric is over runs, so that published means do not give it.

@@ -50,13 +50,14 @@ fn games_grid(report: &Report) -> Vec<Vec<Cell>> {
 /// Agents down, metrics across, with their intervals.
 pub fn summary(report: &Report) -> Vec<Vec<Cell>> {
     let head = ["Agent", "Runs", "Games"].map(String::from).into_iter();
-    let head =
-        head.chain(Metric::ALL.map(|metric| metric.label().to_string())).chain(["Superhuman".to_string()]);
+    let superhuman = report.has_humans().then(|| "Superhuman".to_string());
+    let head = head.chain(Metric::ALL.map(|metric| metric.label().to_string())).chain(superhuman);
     let mut rows = vec![head.map(plain).collect::<Vec<Cell>>()];
     for agent in &report.agents {
         let head = [agent.name.clone(), runs(agent), agent.games.len().to_string()].into_iter();
         let values = Metric::ALL.map(|metric| with_interval(&agent.aggregates[metric]));
-        rows.push(head.chain(values).chain([agent.superhuman.to_string()]).map(plain).collect());
+        let superhuman = report.has_humans().then(|| agent.superhuman.to_string());
+        rows.push(head.chain(values).chain(superhuman).map(plain).collect());
     }
     rows
 }

@@ -1,3 +1,5 @@
+//! Agents written in the layout of the reference release.
+
 use std::collections::BTreeMap;
 use std::path::Path;
 

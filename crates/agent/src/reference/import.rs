@@ -1,17 +1,59 @@
+//! Agents of the reference release, from its own checkpoints or from what `export` wrote.
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use engine::Device;
 
 use super::archive::Archive;
+use super::exported::Exported;
 use crate::checkpoint::{CheckpointError, Result};
 use crate::{ActorCriticConfig, Agent, AgentConfig, Perceptual, TokenizerConfig, WorldModelConfig};
 
-/// Reads a checkpoint of the reference release (`last.pt`): the agent, and the perceptual network if the file has it. The sizes are found in the
-/// file; heads and groups, which leave no trace in it, are the paper's.
+/// A file with the release's tensors.
+enum Source {
+    PyTorch(Archive),
+    Exported(Exported),
+}
+
+impl Source {
+    fn open(path: &Path) -> Result<Source> {
+        Ok(match Exported::is_in(path) {
+            true => Source::Exported(Exported::open(path)?),
+            false => Source::PyTorch(Archive::open(path)?),
+        })
+    }
+
+    /// Name and shape of every tensor.
+    fn shapes(&self) -> Vec<(String, Vec<usize>)> {
+        match self {
+            Source::PyTorch(archive) => {
+                archive.tensors().iter().map(|(name, spec)| (name.clone(), spec.shape.clone())).collect()
+            }
+            Source::Exported(file) => file.tensors().to_vec(),
+        }
+    }
+
+    fn elements(&self) -> usize {
+        match self {
+            Source::PyTorch(archive) => archive.elements(),
+            Source::Exported(file) => file.elements(),
+        }
+    }
+
+    fn read(&mut self, index: usize) -> Result<Vec<f32>> {
+        match self {
+            Source::PyTorch(archive) => archive.read(index),
+            Source::Exported(file) => file.read(index),
+        }
+    }
+}
+
+/// Reads a checkpoint of the reference release (`last.pt`) or a file that [`export`](super::export) wrote: the agent, and the perceptual network if the
+/// file has it. The sizes are found in the file; heads and groups, which leave no trace in it, are the paper's.
 pub fn import(device: &Device, path: &Path) -> Result<(Agent, Option<Perceptual>)> {
-    let mut archive = Archive::open(path)?;
-    let shapes = Shapes::new(&archive);
+    let mut archive = Source::open(path)?;
+    let shapes = Shapes::new(path, &archive);
     let config = shapes.config()?;
     config.validate().map_err(|e| CheckpointError::BadConfig { path: path.into(), reason: e.to_string() })?;
     let agent = Agent::within(device, &config, 0, archive.elements())?;
@@ -31,7 +73,7 @@ pub fn import(device: &Device, path: &Path) -> Result<(Agent, Option<Perceptual>
             let Some(index) = unused.remove(&name) else {
                 return Err(CheckpointError::Missing { path: path.into(), name });
             };
-            let found = archive.tensors()[index].1.shape.clone();
+            let found = shapes.entries[&name].1.clone();
             if found != expected {
                 return Err(CheckpointError::WrongShape { path: path.into(), name, found, expected });
             }
@@ -63,10 +105,9 @@ struct Shapes<'a> {
 }
 
 impl<'a> Shapes<'a> {
-    fn new(archive: &'a Archive) -> Shapes<'a> {
-        let tensors = archive.tensors().iter().enumerate();
-        let entries = tensors.map(|(i, (name, spec))| (name.clone(), (i, spec.shape.clone()))).collect();
-        Shapes { path: archive.path(), entries }
+    fn new(path: &'a Path, source: &Source) -> Shapes<'a> {
+        let tensors = source.shapes().into_iter().enumerate();
+        Shapes { path, entries: tensors.map(|(i, (name, shape))| (name, (i, shape))).collect() }
     }
 
     /// Dimension `axis` of an entry that must be there and have `rank` dimensions.

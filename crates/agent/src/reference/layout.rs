@@ -1,3 +1,5 @@
+//! How parameters lie in memory, here and in the reference release.
+
 /// How a parameter lies in memory compared with the reference release (PyTorch, images NCHW; ours are NHWC).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {

@@ -2,6 +2,7 @@
 
 mod archive;
 mod export;
+mod exported;
 #[doc(hidden)]
 pub mod fuzzing;
 mod import;

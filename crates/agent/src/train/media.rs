@@ -4,7 +4,8 @@ use std::path::Path;
 
 use engine::Rng;
 
-use super::{Result, Stream, TrainError, Trainer};
+use super::phase::Stream;
+use super::{Result, TrainError, Trainer};
 use crate::Acting;
 use crate::files::{FileError, failed};
 use crate::picture::{Cell, Picture, write_gif};

@@ -12,6 +12,7 @@ pub struct ImageResidual {
     pub norms: [[Tensor; 2]; 2],
     /// Weight [C, 3, 3, C] and bias [C] of the convolutions.
     pub convolutions: [[Tensor; 2]; 2],
+    /// Groups of both group-norms.
     pub groups: usize,
     /// Of both group-norms.
     pub epsilon: f32,
@@ -22,12 +23,17 @@ pub struct ImageResidual {
 pub struct ImageAttention {
     /// Gain and shift [C] of the group-norm.
     pub norm: [Tensor; 2],
-    /// Weight [C, C] and bias [C].
+    /// Weight [C, C] and bias [C] of the queries.
     pub query: [Tensor; 2],
+    /// Weight [C, C] and bias [C] of the keys.
     pub key: [Tensor; 2],
+    /// Weight [C, C] and bias [C] of the values.
     pub value: [Tensor; 2],
+    /// Weight [C, C] and bias [C] of the last layer.
     pub out: [Tensor; 2],
+    /// Groups of the group-norm.
     pub groups: usize,
+    /// Of the group-norm.
     pub epsilon: f32,
 }
 

@@ -40,7 +40,7 @@ impl Colour {
             Colour::Ink => [0x1a, 0x1a, 0x1a],
             Colour::Muted => [0x5c, 0x5c, 0x5c],
             Colour::Grid => [0xdd, 0xdd, 0xdd],
-            Colour::Series(index) => SERIES[index % SERIES.len()].0,
+            Colour::Series(index) => shade(SERIES[index % SERIES.len()].0, index, Colour::Paper.light()),
         }
     }
 
@@ -50,8 +50,19 @@ impl Colour {
             Colour::Ink => [0xee, 0xee, 0xee],
             Colour::Muted => [0xaa, 0xaa, 0xaa],
             Colour::Grid => [0x3a, 0x3d, 0x44],
-            Colour::Series(index) => SERIES[index % SERIES.len()].1,
+            Colour::Series(index) => shade(SERIES[index % SERIES.len()].1, index, Colour::Paper.dark()),
         }
+    }
+}
+
+/// Colours before they repeat.
+const COLOURS: usize = 2 * SERIES.len();
+
+/// Series beyond the palette have its colours again, halfway to the paper.
+fn shade(colour: [u8; 3], index: usize, paper: [u8; 3]) -> [u8; 3] {
+    match index % COLOURS < SERIES.len() {
+        true => colour,
+        false => std::array::from_fn(|i| ((u16::from(colour[i]) + u16::from(paper[i])) / 2) as u8),
     }
 }
 
@@ -63,7 +74,7 @@ pub enum Dash {
 }
 
 impl Dash {
-    /// Series beyond the palette repeat its colours with another dash.
+    /// Series beyond the palette have another dash, too.
     pub fn of_series(index: usize) -> Dash {
         [Dash::Solid, Dash::Dashed, Dash::Dotted][index / SERIES.len() % 3]
     }
@@ -132,6 +143,14 @@ impl Drawing {
         self.shapes.push(Shape::Text(text));
     }
 
+    /// A series' name; bold if it is to stand out.
+    pub fn name(&mut self, at: Point, text: &str, size: f64, anchor: Anchor, bold: bool) {
+        match bold {
+            true => self.heading(at, text, size, anchor),
+            false => self.text(at, text, size, anchor, Colour::Ink),
+        }
+    }
+
     pub fn heading(&mut self, at: Point, text: impl Into<String>, size: f64, anchor: Anchor) {
         let text =
             Text { at, text: text.into(), size, anchor, colour: Colour::Ink, bold: true, turned: false };
@@ -142,5 +161,19 @@ impl Drawing {
     pub fn turned(&mut self, at: Point, text: impl Into<String>, size: f64) {
         let (text, anchor, colour) = (text.into(), Anchor::Middle, Colour::Muted);
         self.shapes.push(Shape::Text(Text { at, text, size, anchor, colour, bold: false, turned: true }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sixteen_agents_have_sixteen_colours() {
+        for scheme in [Colour::light, Colour::dark] {
+            let colours: std::collections::BTreeSet<_> =
+                (0..COLOURS).map(|i| scheme(Colour::Series(i))).collect();
+            assert_eq!(colours.len(), 16);
+        }
     }
 }

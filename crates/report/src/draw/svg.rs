@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Anchor, Colour, Drawing, Point, SERIES, Shape, Text};
+use super::{Anchor, COLOURS, Colour, Drawing, Point, Shape, Text};
 
 /// The drawing as an `<svg>` element, to stand in a page that holds [`dark_style`], or as a file of its own.
 pub fn svg(drawing: &Drawing, standalone: bool) -> String {
@@ -61,7 +61,7 @@ fn element(text: &Text) -> String {
 /// The rules that turn every drawing dark.
 pub fn dark_style() -> String {
     let mut rules = String::new();
-    let series = (0..SERIES.len()).map(Colour::Series);
+    let series = (0..COLOURS).map(Colour::Series);
     for colour in [Colour::Paper, Colour::Ink, Colour::Muted, Colour::Grid].into_iter().chain(series) {
         let (name, dark) = (class(colour), hex(colour.dark()));
         let _ = write!(rules, ".f-{name}{{fill:{dark}}}.s-{name}{{stroke:{dark}}}");
@@ -91,7 +91,7 @@ fn class(colour: Colour) -> String {
         Colour::Ink => "ink".to_string(),
         Colour::Muted => "muted".to_string(),
         Colour::Grid => "grid".to_string(),
-        Colour::Series(index) => (index % SERIES.len()).to_string(),
+        Colour::Series(index) => (index % COLOURS).to_string(),
     }
 }
 
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn shapes_become_elements() {
         let mut drawing = Drawing::new(10.0, 20.0, "a < b".to_string());
-        drawing.line(vec![(0.0, 1.0), (2.0, 3.5)], Colour::Series(14), 1.5, Dash::Dashed);
+        drawing.line(vec![(0.0, 1.0), (2.0, 3.5)], Colour::Series(22), 1.5, Dash::Dashed);
         drawing.text((1.0, 2.0), "x & y", 12.0, Anchor::End, Colour::Ink);
         let text = svg(&drawing, true);
         assert!(text.contains("<title>a &lt; b</title>"));

@@ -14,6 +14,8 @@ const MARGIN: f64 = 18.0;
 struct Row {
     label: String,
     series: usize,
+    /// One of the user's agents, which stand out among the published ones.
+    own: bool,
     estimate: Estimate,
 }
 
@@ -68,7 +70,7 @@ fn draw(title: &str, axis_label: &str, panels: &[Panel], panel_width: f64) -> Dr
         for (number, row) in panel.rows.iter().enumerate() {
             let middle = top + (number as f64 + 0.5) * ROW;
             if index == 0 {
-                drawing.text((left - 12.0, middle + 4.5), &row.label, NORMAL, Anchor::End, Colour::Ink);
+                drawing.name((left - 12.0, middle + 4.5), &row.label, NORMAL, Anchor::End, row.own);
             }
             draw_row(&mut drawing, &axis, middle, row);
         }
@@ -82,7 +84,12 @@ fn draw_row(drawing: &mut Drawing, axis: &Axis, middle: f64, row: &Row) {
     let (top, bottom) = (middle - BAR / 2.0, middle + BAR / 2.0);
     if let Some([low, high]) = row.estimate.interval {
         let (low, high) = (axis.at(low), axis.at(high));
-        drawing.area(vec![(low, top), (high, top), (high, bottom), (low, bottom)], colour, 0.6);
+        let corners = vec![(low, top), (high, top), (high, bottom), (low, bottom)];
+        drawing.area(corners.clone(), colour, 0.6);
+        if row.own {
+            let outline = corners.iter().chain(&corners[..1]).copied().collect();
+            drawing.line(outline, Colour::Ink, 1.5, Dash::Solid);
+        }
     }
     let x = axis.at(row.estimate.value);
     // Without an interval the tick alone carries the colour.
@@ -94,7 +101,12 @@ fn draw_row(drawing: &mut Drawing, axis: &Axis, middle: f64, row: &Row) {
 fn rows(report: &Report, metric: Metric) -> Vec<Row> {
     let agents = report.agents.iter().enumerate();
     agents
-        .map(|(series, agent)| Row { label: agent.name.clone(), series, estimate: agent.aggregates[metric] })
+        .map(|(series, agent)| Row {
+            label: agent.name.clone(),
+            series,
+            own: report.is_apart(agent),
+            estimate: agent.aggregates[metric],
+        })
         .collect()
 }
 
@@ -137,6 +149,7 @@ pub fn improvement(report: &Report, improvements: &Improvements) -> Figure {
     let rows = improvements.over.iter().map(|improvement| Row {
         label: improvement.agent.clone(),
         series: report.agents.iter().position(|agent| agent.name == improvement.agent).unwrap_or(0),
+        own: false,
         estimate: improvement.probability,
     });
     let panel = Panel { title: String::new(), low: 0.0, high: 1.0, mark: Some(0.5), rows: rows.collect() };

@@ -14,7 +14,23 @@ const MARKERS: usize = 5;
 struct Series {
     label: String,
     index: usize,
+    /// One of the user's agents, which stand out among the published ones.
+    own: bool,
     points: Vec<(f64, Estimate)>,
+}
+
+impl Series {
+    fn has_bands(&self) -> bool {
+        self.points.iter().any(|(_, estimate)| estimate.interval.is_some())
+    }
+}
+
+/// What is said about bands, if there are any.
+fn bands(series: &[Series]) -> &'static str {
+    match series.iter().any(Series::has_bands) {
+        true => " Bands are 95% stratified bootstrap intervals.",
+        false => "",
+    }
 }
 
 /// The axes' labels and ranges.
@@ -48,8 +64,9 @@ fn draw(frame: &Frame, series: &[Series]) -> Drawing {
             drawing.area(band, Colour::Series(*index), 0.16);
         }
     }
-    for (row, Series { label, index, points }) in series.iter().enumerate() {
+    for (row, Series { label, index, own, points }) in series.iter().enumerate() {
         let colour = Colour::Series(*index);
+        let (width, dash) = if *own { (3.5, Dash::Solid) } else { (2.0, Dash::of_series(*index)) };
         let line: Vec<Point> =
             points.iter().map(|(at, estimate)| (x.at(*at), y.at(estimate.value))).collect();
         let every = (line.len() / MARKERS).max(1);
@@ -57,11 +74,11 @@ fn draw(frame: &Frame, series: &[Series]) -> Drawing {
         for &point in line.iter().skip(every * (row % MARKERS) / MARKERS).step_by(every) {
             marker(&mut drawing, point, row, colour);
         }
-        drawing.line(line, colour, 2.0, Dash::of_series(*index));
+        drawing.line(line, colour, width, dash);
         let level = TOP + (row as f64 + 0.5) * LEGEND_ROW;
-        drawing.line(vec![(legend, level), (legend + 32.0, level)], colour, 2.0, Dash::of_series(*index));
+        drawing.line(vec![(legend, level), (legend + 32.0, level)], colour, width, dash);
         marker(&mut drawing, (legend + 16.0, level), row, colour);
-        drawing.text((legend + 42.0, level + 4.5), label, NORMAL, Anchor::Start, Colour::Ink);
+        drawing.name((legend + 42.0, level + 4.5), label, NORMAL, Anchor::Start, *own);
     }
     drawing
 }
@@ -80,6 +97,8 @@ fn marker(drawing: &mut Drawing, (x, y): Point, kind: usize, colour: Colour) {
 
 /// None when there are only published means: their runs are not known.
 pub fn profiles(report: &Report) -> Option<Figure> {
+    let end = profile_end(report);
+    let shown = report.taus.iter().filter(|tau| **tau <= end).count();
     let series: Vec<Series> = report
         .agents
         .iter()
@@ -88,7 +107,8 @@ pub fn profiles(report: &Report) -> Option<Figure> {
         .map(|(index, agent)| Series {
             label: agent.name.clone(),
             index,
-            points: report.taus.iter().copied().zip(agent.profile.iter().copied()).collect(),
+            own: report.is_apart(agent),
+            points: report.taus[..shown].iter().copied().zip(agent.profile.iter().copied()).collect(),
         })
         .collect();
     let title = "Performance profiles";
@@ -97,15 +117,26 @@ pub fn profiles(report: &Report) -> Option<Figure> {
         title,
         across: &across,
         up: "Fraction of runs with score > tau",
-        x: [0.0, 8.0],
+        x: [0.0, end],
         y: [0.0, 1.0],
     };
     (!series.is_empty()).then(|| Figure {
         name: "profiles",
-        caption: "The share of runs, over all games, that score more than tau. Bands are 95% stratified bootstrap intervals."
-            .to_string(),
+        caption: format!("The share of runs, over all games, that score more than tau.{}", bands(&series)),
         drawing: draw(&frame, &series),
     })
+}
+
+/// Where no run of any agent scores more, rounded up to halves; at least 1.
+fn profile_end(report: &Report) -> f64 {
+    let agents = report.agents.iter().filter(|agent| !agent.means_only);
+    let reached = agents.flat_map(|agent| {
+        report.taus.iter().zip(&agent.profile).filter(|(_, share)| share.value > 0.0).map(|(tau, _)| *tau)
+    });
+    let highest = reached.fold(0.0, f64::max);
+    let last = report.taus.last().copied().unwrap_or(1.0);
+    // A little room: the profile comes down to 0 before the end.
+    (((highest + 0.04) * 2.0 - 1e-9).ceil() / 2.0).clamp(1.0, last.max(1.0))
 }
 
 pub fn curves(report: &Report) -> Figure {
@@ -114,6 +145,7 @@ pub fn curves(report: &Report) -> Figure {
         .map(|(index, agent)| Series {
             label: agent.name.clone(),
             index,
+            own: report.is_apart(agent),
             points: agent.curve.iter().map(|point| (point.steps, point.iqm)).collect(),
         })
         .collect();
@@ -130,9 +162,10 @@ pub fn curves(report: &Report) -> Figure {
     let frame = Frame { title, across: "Steps played", up: &up, x: [0.0, last], y: [low, high + room] };
     Figure {
         name: "curves",
-        caption: "The interquartile mean of the newest evaluations at each step that every run has reached. \
-                  Bands are 95% stratified bootstrap intervals."
-            .to_string(),
+        caption: format!(
+            "The interquartile mean of the newest evaluations at each step that every run has reached.{}",
+            bands(&series)
+        ),
         drawing: draw(&frame, &series),
     }
 }

@@ -11,7 +11,7 @@ use crate::files::{FileError, failed, parent, read, sync_folder, write_atomicall
 type Result<T, E = FileError> = std::result::Result<T, E>;
 type Line = serde_json::Map<String, serde_json::Value>;
 
-pub(super) struct Metrics {
+pub(super) struct MetricsFile {
     path: PathBuf,
     events: PathBuf,
     /// Length and CRC-32 of what the file holds.
@@ -19,10 +19,10 @@ pub(super) struct Metrics {
     pub checksum: u32,
 }
 
-impl Metrics {
+impl MetricsFile {
     /// Of a run that begins.
-    pub fn new(run: &Path) -> Metrics {
-        Metrics {
+    pub fn new(run: &Path) -> MetricsFile {
+        MetricsFile {
             path: run.join("metrics.jsonl"),
             // TensorBoard looks for this beginning; what follows is ours.
             events: run.join("tensorboard").join("events.out.tfevents.0.iris"),
@@ -31,10 +31,10 @@ impl Metrics {
         }
     }
 
-    /// Of a run that goes on from `state`: forgets epochs that were not finished, and writes the event file anew from the others. Metrics that
+    /// Of a run that goes on from `state`: forgets epochs that were not finished, and writes the event file anew from the others. MetricsFile that
     /// are lost stop nobody.
-    pub fn resume(run: &Path, state: &State, warn: &mut dyn FnMut(String)) -> Result<Metrics> {
-        let mut metrics = Metrics::new(run);
+    pub fn resume(run: &Path, state: &State, warn: &mut dyn FnMut(String)) -> Result<MetricsFile> {
+        let mut metrics = MetricsFile::new(run);
         let path = &metrics.path;
         let found = match path.metadata() {
             Ok(file) if !file.is_file() => {

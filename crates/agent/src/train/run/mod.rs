@@ -26,7 +26,7 @@ use crate::checkpoint::{AGENT_FILE, CheckpointError};
 use crate::files::{FileError, failed, parent, sync_folder, write_atomically, write_synced};
 use crate::replay::{Replay, ReplayError, Table};
 use folder::{Folder, OPTIMISERS_FILE, STATE_FILE};
-use metrics::Metrics;
+use metrics::MetricsFile;
 pub use state::StateError;
 use state::{Checksums, State};
 
@@ -106,7 +106,7 @@ pub enum Damaged {
 /// A run that goes on: nobody else can continue it meanwhile.
 pub struct Run {
     folder: Folder,
-    metrics: Metrics,
+    metrics: MetricsFile,
     /// Checkpoints that can be read, oldest first.
     kept: Vec<Kept>,
     /// Hears about what is wrong but stops nobody.
@@ -148,7 +148,7 @@ impl Run {
         trainer.replay.begin_writing()?;
         write_atomically(&folder.join("config.toml"), document.as_bytes())?;
         sync_folder(parent(folder))?;
-        let metrics = Metrics::new(folder);
+        let metrics = MetricsFile::new(folder);
         let mut run = Run { folder: place, metrics, kept: Vec::new(), warn: Box::new(warn), _lock: lock };
         run.write_checkpoint(&mut trainer)?;
         Ok((run, trainer))
@@ -196,7 +196,7 @@ impl Run {
         })?;
         let kept = folder.tidy(&state, &mut warn)?;
         trainer.replay.begin_writing()?;
-        let metrics = Metrics::resume(folder.path(), &state, &mut warn)?;
+        let metrics = MetricsFile::resume(folder.path(), &state, &mut warn)?;
         Ok((Run { folder, metrics, kept, warn: Box::new(warn), _lock: lock }, trainer))
     }
 
@@ -308,7 +308,7 @@ mod tests {
     use std::cell::RefCell;
     use std::rc::Rc;
 
-    use super::super::{Observer, train};
+    use super::super::{Observer, Phase, train};
     use super::*;
     use crate::AgentConfig;
     use crate::fuzzing::tiny_agent;
@@ -346,7 +346,7 @@ mod tests {
     }
 
     impl Observer for Saving {
-        fn progress(&mut self, _: &'static str, _: usize, _: usize) -> bool {
+        fn progress(&mut self, _: Phase, _: usize, _: usize) -> bool {
             true
         }
 

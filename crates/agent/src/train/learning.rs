@@ -1,0 +1,220 @@
+//! Learning: the batches of the three networks' updates in an epoch.
+
+use engine::Rng;
+
+use super::cache::Cache;
+use super::{Epoch, Phase, Result, Schedule, Stream, Trainer, WorldModelObjective};
+use crate::replay::{Record, Replay, Segment};
+use crate::{Acting, Agent, Dreamer};
+
+impl Trainer {
+    pub(super) fn learn_tokenizer(&mut self, epoch: &mut Epoch) -> Result<()> {
+        self.cache.follow(&self.replay);
+        let schedule = self.config.tokenizer.schedule.clone();
+        let updates = schedule.updates_in(self.epoch);
+        let mut rng = Rng::new(self.key(Stream::TokenizerBatches));
+        self.tokenizer.set_key(self.key(Stream::Tokenizer));
+        self.tokenizer.set_learning_rate(self.learning_rate(&schedule))?;
+        let Trainer { agent, replay, cache, tokenizer, .. } = self;
+        tokenizer.learn(&agent.tokenizer, updates, epoch, |batch| {
+            let records: Vec<usize> = (0..schedule.batch).map(|_| replay.sample_step(&mut rng)).collect();
+            cache.load_frames(replay, &records, &batch.frames)
+        })?;
+        if updates > 0 {
+            cache.clear();
+        }
+        Ok(())
+    }
+
+    pub(super) fn learn_world_model(&mut self, epoch: &mut Epoch) -> Result<()> {
+        let schedule = self.config.world_model.schedule.clone();
+        let (updates, steps) = (schedule.updates_in(self.epoch), self.config.agent.world_model.steps);
+        let mut rng = Rng::new(self.key(Stream::WorldModelBatches));
+        self.world_model.set_key(self.key(Stream::WorldModel));
+        self.world_model.set_learning_rate(self.learning_rate(&schedule))?;
+        let truncation_ends = self.config.world_model.truncation_ends_episode;
+        let mut ahead = rng.clone();
+        let coming = Coming { phase: Phase::WorldModel, updates, batch: schedule.batch, rendered: false };
+        self.prepare(epoch, coming, |replay| replay.sample_starting(&mut ahead, steps))?;
+        let Trainer { agent, replay, cache, world_model, .. } = self;
+        world_model.learn(&agent.world_model, updates, epoch, |batch| {
+            let segments: Vec<Segment> =
+                (0..schedule.batch).map(|_| replay.sample_starting(&mut rng, steps)).collect();
+            fill_sequences(cache, agent, replay, &segments, steps, batch, truncation_ends)
+        })
+    }
+
+    pub(super) fn learn_actor_critic(&mut self, epoch: &mut Epoch) -> Result<()> {
+        let (schedule, burn_in) =
+            (self.config.actor_critic.schedule.clone(), self.config.actor_critic.burn_in);
+        let updates = schedule.updates_in(self.epoch);
+        let mut rng = Rng::new(self.key(Stream::ActorCriticBatches));
+        self.actor_critic.set_key(self.key(Stream::ActorCritic));
+        self.actor_critic.set_learning_rate(self.learning_rate(&schedule))?;
+        self.dreamer.set_key(self.key(Stream::Dream));
+        let mut ahead = rng.clone();
+        let coming =
+            Coming { phase: Phase::ActorCritic, updates, batch: schedule.batch, rendered: burn_in > 0 };
+        self.prepare(epoch, coming, |replay| replay.sample_ending(&mut ahead, burn_in + 1))?;
+        let Trainer { agent, replay, cache, dreamer, actor_critic, .. } = self;
+        actor_critic.learn(&agent.actor_critic, updates, epoch, |_| {
+            let segments: Vec<Segment> =
+                (0..schedule.batch).map(|_| replay.sample_ending(&mut rng, burn_in + 1)).collect();
+            fill_dream_start(cache, agent, replay, &segments, burn_in, dreamer)?;
+            dreamer.dream(agent, Acting::Policy { temperature: 1.0 })?;
+            Ok(())
+        })
+    }
+
+    fn learning_rate(&self, schedule: &Schedule) -> f32 {
+        schedule.learning_rate_in(self.epoch, self.config.epochs)
+    }
+
+    /// Before an epoch's batches: the tokens of all their records, and their reconstructions. The segments are drawn once more for it: those of a whole epoch
+    /// need not fit into memory.
+    fn prepare(
+        &mut self,
+        epoch: &mut Epoch,
+        coming: Coming,
+        mut draw: impl FnMut(&Replay) -> Segment,
+    ) -> Result<()> {
+        /// Records at a time.
+        const PART: usize = 1 << 14;
+        /// Draws per step of the replay, after which hardly a record is left that was not drawn.
+        const ENOUGH: usize = 64;
+        let Trainer { cache, agent, replay, .. } = self;
+        let Coming { phase, updates, batch, rendered } = coming;
+        let segments = (0..updates.saturating_mul(batch)).flat_map(|_| draw(replay).records());
+        let mut records = segments.take(ENOUGH * replay.steps());
+        loop {
+            let part: Vec<usize> = records.by_ref().take(PART).collect();
+            if part.is_empty() {
+                return Ok(());
+            }
+            cache.prepare(agent, replay, &part, rendered, &mut || epoch.progress(phase, 0, updates))?;
+        }
+    }
+}
+
+/// Batches that an epoch is going to need.
+struct Coming {
+    phase: Phase,
+    updates: usize,
+    batch: usize,
+    /// Whether reconstructions are needed beside the tokens.
+    rendered: bool,
+}
+
+/// Tokens, actions, reward classes, ends and mask of segments into the world model's batch.
+fn fill_sequences(
+    cache: &mut Cache,
+    agent: &Agent,
+    replay: &Replay,
+    segments: &[Segment],
+    steps: usize,
+    batch: &WorldModelObjective,
+    truncation_ends: bool,
+) -> Result<()> {
+    let mut rows = vec![None; segments.len() * steps];
+    let [mut actions, mut rewards, mut ends, mut mask] = [(); 4].map(|()| vec![0i32; segments.len() * steps]);
+    for (row, segment) in segments.iter().enumerate() {
+        for step in 0..segment.len {
+            let (record, at) = (segment.first + step, row * steps + segment.pad_before + step);
+            rows[at] = Some(record);
+            let Record { action, reward, terminated, truncated } = replay.record(record)?;
+            let end = terminated || truncated && truncation_ends;
+            // The sign of the reward, plus one.
+            let class = 1 + i32::from(reward > 0.0) - i32::from(reward < 0.0);
+            (actions[at], rewards[at], ends[at], mask[at]) = (action as i32, class, i32::from(end), 1);
+        }
+    }
+    cache.load_tokens(agent, replay, &rows, &batch.tokens)?;
+    for (buffer, values) in
+        [(&batch.actions, actions), (&batch.rewards, rewards), (&batch.ends, ends), (&batch.mask, mask)]
+    {
+        buffer.write(&values)?;
+    }
+    Ok(())
+}
+
+/// Reconstructed frames before the dream, and the tokens of its first.
+fn fill_dream_start(
+    cache: &mut Cache,
+    agent: &Agent,
+    replay: &Replay,
+    segments: &[Segment],
+    burn_in: usize,
+    dreamer: &Dreamer,
+) -> Result<()> {
+    let mut rows = vec![None; segments.len() * burn_in];
+    for (row, segment) in segments.iter().enumerate() {
+        for step in 0..segment.len - 1 {
+            rows[row * burn_in + segment.pad_before + step] = Some(segment.first + step);
+        }
+    }
+    let first: Vec<Option<usize>> = segments.iter().map(|s| Some(s.first + s.len - 1)).collect();
+    let mask: Vec<i32> = rows.iter().map(|row| i32::from(row.is_some())).collect();
+    let start = dreamer.start();
+    if burn_in > 0 {
+        cache.load_reconstructions(agent, replay, &rows, &start.frames)?;
+        start.mask.write(&mask)?;
+    }
+    cache.load_tokens(agent, replay, &first, &start.tokens)
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::Device;
+
+    use super::super::*;
+    use crate::AgentConfig;
+    use crate::fuzzing::tiny_agent;
+
+    /// Stops at the first update of a phase.
+    struct StopsIn(Phase);
+
+    impl Observer for StopsIn {
+        fn progress(&mut self, phase: Phase, done: usize, _: usize) -> bool {
+            phase != self.0 || done == 0
+        }
+
+        fn epoch_done(&mut self, _: &mut Trainer, _: &[(String, f64)]) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    /// However many updates an epoch has, the first one comes at once.
+    #[test]
+    fn batches_are_drawn_as_they_are_needed() {
+        let folder = std::env::temp_dir().join(format!("iris-updates-{}", std::process::id()));
+        let device = Device::cpu(Some(1)).unwrap();
+        for (phase, updates) in [(Phase::WorldModel, [usize::MAX, 0]), (Phase::ActorCritic, [0, usize::MAX])]
+        {
+            let _ = std::fs::remove_dir_all(&folder);
+            let schedule = |updates| Schedule { start_after: 0, updates, batch: 2, ..Schedule::default() };
+            let config = TrainConfig {
+                agent: AgentConfig { actions: 3, ..tiny_agent(&device).unwrap().config },
+                tokenizer: TokenizerTraining {
+                    schedule: schedule(0),
+                    perceptual: "none".into(),
+                    ..TokenizerTraining::default()
+                },
+                world_model: WorldModelTraining {
+                    schedule: schedule(updates[0]),
+                    ..WorldModelTraining::default()
+                },
+                actor_critic: ActorCriticTraining {
+                    schedule: schedule(updates[1]),
+                    horizon: 2,
+                    burn_in: 2,
+                    ..ActorCriticTraining::default()
+                },
+                ..TrainConfig::default()
+            };
+            let (_, mut trainer) = Run::create(&device, config, "", &folder, |_| {}).unwrap();
+            let stopped = train(&mut trainer, &mut StopsIn(phase));
+            assert!(matches!(stopped, Err(TrainError::Interrupted)), "{stopped:?}");
+        }
+        let _ = std::fs::remove_dir_all(&folder);
+    }
+}

@@ -1,0 +1,159 @@
+//! What each of the three networks is trained for. A new loss term belongs to its network's `loss`, `names` and `named`, a new network here and in `learning`.
+
+use engine::{Bits, Buffer, Device, Lstm, Tape};
+
+use super::{Losses, Objective, Phase};
+use crate::layers::Network;
+use crate::{
+    ActorCritic, ActorCriticLosses, AgentConfig, Perceptual, Returns, Tokenizer, TokenizerConfig,
+    TokenizerLosses, Trajectories, WorldModel, WorldModelBatch, WorldModelLosses,
+};
+
+const IMAGINED_REWARD: &str = "actor_critic/train/imagined_reward_per_step";
+
+/// Reconstruct frames of the game (paper, section 2.1).
+pub struct TokenizerObjective {
+    /// u8 [B, H, W, 3]
+    pub frames: Buffer,
+    perceptual: Option<Perceptual>,
+    squared_weight: f32,
+}
+
+impl TokenizerObjective {
+    pub fn new(
+        device: &Device,
+        config: &TokenizerConfig,
+        batch: usize,
+        perceptual: Option<Perceptual>,
+        squared_weight: f32,
+    ) -> engine::Result<TokenizerObjective> {
+        let size = config.frame_size;
+        let frames = device.buffer::<u8>("frame batch", [batch, size, size, 3])?;
+        Ok(TokenizerObjective { frames, perceptual, squared_weight })
+    }
+}
+
+impl Objective for TokenizerObjective {
+    const PHASE: Phase = Phase::Tokenizer;
+    type Model = Tokenizer;
+    /// Weight of the squared error, and dropout of the perceptual loss.
+    type Settings = (Bits, Option<Bits>);
+
+    fn network(model: &Tokenizer) -> &Network {
+        &model.network
+    }
+
+    fn settings(&self) -> (Bits, Option<Bits>) {
+        (Bits(self.squared_weight), self.perceptual.as_ref().map(|p| Bits(p.dropout)))
+    }
+
+    fn names(&self) -> Vec<&'static str> {
+        TokenizerLosses::names(self.squared_weight != 0.0, self.perceptual.is_some())
+    }
+
+    fn losses(&self, tape: &mut Tape, model: &Tokenizer) -> engine::Result<Losses> {
+        let frames = tape.buffer(&self.frames)?;
+        let x = crate::tokenizer::from_bytes(tape, frames)?;
+        let losses = model.loss(tape, x, self.perceptual.as_ref(), self.squared_weight)?;
+        Ok(Losses { total: losses.total, named: losses.named() })
+    }
+}
+
+/// Predict what follows in sequences of the game (paper, section 2.2). Padded steps have mask 0.
+pub struct WorldModelObjective {
+    /// i32 [B, L, K]
+    pub tokens: Buffer,
+    /// i32 [B, L]
+    pub actions: Buffer,
+    /// The sign of the reward plus one, i32 [B, L].
+    pub rewards: Buffer,
+    /// i32 [B, L]
+    pub ends: Buffer,
+    /// i32 [B, L]
+    pub mask: Buffer,
+}
+
+impl WorldModelObjective {
+    pub fn new(device: &Device, config: &AgentConfig, batch: usize) -> engine::Result<WorldModelObjective> {
+        let steps = config.world_model.steps;
+        let integers = |name: &str| device.buffer::<i32>(name, [batch, steps]);
+        Ok(WorldModelObjective {
+            tokens: device.buffer::<i32>("token batch", [batch, steps, config.tokenizer.tokens()])?,
+            actions: integers("action batch")?,
+            rewards: integers("reward batch")?,
+            ends: integers("end batch")?,
+            mask: integers("mask batch")?,
+        })
+    }
+}
+
+impl Objective for WorldModelObjective {
+    const PHASE: Phase = Phase::WorldModel;
+    type Model = WorldModel;
+    type Settings = ();
+
+    fn network(model: &WorldModel) -> &Network {
+        &model.network
+    }
+
+    fn settings(&self) {}
+
+    fn names(&self) -> Vec<&'static str> {
+        WorldModelLosses::NAMES.to_vec()
+    }
+
+    fn losses(&self, tape: &mut Tape, model: &WorldModel) -> engine::Result<Losses> {
+        let batch = WorldModelBatch {
+            tokens: tape.buffer(&self.tokens)?,
+            actions: tape.buffer(&self.actions)?,
+            rewards: tape.buffer(&self.rewards)?,
+            ends: tape.buffer(&self.ends)?,
+            mask: tape.buffer(&self.mask)?,
+        };
+        let losses = model.loss(tape, &batch, true)?;
+        Ok(Losses { total: losses.total, named: losses.named().to_vec() })
+    }
+}
+
+/// Act well in dreams (paper, section 2.3).
+pub struct ActorCriticObjective {
+    pub dreamt: Trajectories,
+    returns: Returns,
+}
+
+impl ActorCriticObjective {
+    pub fn new(dreamt: Trajectories, returns: Returns) -> ActorCriticObjective {
+        ActorCriticObjective { dreamt, returns }
+    }
+}
+
+impl Objective for ActorCriticObjective {
+    const PHASE: Phase = Phase::ActorCritic;
+    type Model = ActorCritic;
+    type Settings = Returns;
+
+    fn network(model: &ActorCritic) -> &Network {
+        &model.network
+    }
+
+    fn settings(&self) -> Returns {
+        self.returns
+    }
+
+    fn names(&self) -> Vec<&'static str> {
+        [&ActorCriticLosses::NAMES[..], &[IMAGINED_REWARD]].concat()
+    }
+
+    fn losses(&self, tape: &mut Tape, model: &ActorCritic) -> engine::Result<Losses> {
+        let dreamt = &self.dreamt;
+        let frames = tape.buffer(&dreamt.frames)?;
+        let state = Lstm { hidden: tape.buffer(&dreamt.hidden)?, cell: tape.buffer(&dreamt.cell)? };
+        let output = model.follow(tape, frames, state)?;
+        let (actions, ends) = (tape.buffer(&dreamt.actions)?, tape.buffer(&dreamt.ends)?);
+        let rewards = tape.buffer(&dreamt.rewards)?;
+        let losses = model.loss(tape, output, actions, rewards, ends, &self.returns)?;
+        let mut named = losses.named().to_vec();
+        named.push((IMAGINED_REWARD, tape.mean(rewards)?));
+        Ok(Losses { total: losses.total, named })
+    }
+}
