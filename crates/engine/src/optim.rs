@@ -2,8 +2,10 @@
 
 use std::hash::{Hash, Hasher};
 
+use crate::backend::Backend;
 use crate::cpu::{self, multiversion};
-use crate::cuda::{Grid, kernels};
+use crate::cuda::{Gpu, Grid, kernels};
+use crate::params::Training;
 use crate::{Buffer, DType, Error, Params, Result, Tape, Tensor};
 
 /// How parameters are updated. The learning rate is not among the settings: it lies in a buffer, so that a captured step can be replayed at
@@ -49,9 +51,19 @@ impl Tape {
         if !self.use_gradients(params) {
             return Err(Error::NoGradient { op: "adam" });
         }
-        if self.gpu().is_some() {
-            return self.gpu_adam(params, rate, adam);
+        match self.backend() {
+            Backend::Cpu => self.cpu_adam(params, training, rate, adam),
+            Backend::Cuda(gpu) => self.gpu_adam(&gpu, params, training, rate, adam),
         }
+    }
+
+    fn cpu_adam(
+        &mut self,
+        params: &Params,
+        training: &Training,
+        rate: &Buffer,
+        adam: &Adam,
+    ) -> Result<Tensor> {
         let learning_rate = self.buffer(rate)?;
         let learning_rate = self.f32(learning_rate)[0];
         let mut parts = self.scratch(training.gradients.shape().len().div_ceil(CHUNK))?;
@@ -107,10 +119,14 @@ impl Tape {
     }
 
     /// The same without the host: what the update needs is computed where it is needed.
-    fn gpu_adam(&mut self, params: &Params, rate: &Buffer, adam: &Adam) -> Result<Tensor> {
-        let Some(training) = &params.training else {
-            return Err(Error::Frozen { name: params.name().to_string() });
-        };
+    fn gpu_adam(
+        &mut self,
+        gpu: &Gpu,
+        params: &Params,
+        training: &Training,
+        rate: &Buffer,
+        adam: &Adam,
+    ) -> Result<Tensor> {
         let n = params.values.shape().len();
         let count = self.parts(n);
         let (sums, factors) = (self.scratch(2 * count)?, self.scratch(5)?);
@@ -126,40 +142,38 @@ impl Tape {
         .map(|buffer| self.buffer_at(buffer));
         let (gradients, updates, rate) = (gradients?, updates?, self.buffer_at(rate)?);
         let narrow = params.narrow.as_ref().map(|copy| self.buffer_at(copy)).transpose()?;
-        if let Some(gpu) = self.gpu() {
-            kernels::squares(gpu, Grid::blocks(count), gradients, sums.at(), n)?;
-            kernels::adam_factors(
-                gpu,
-                Grid::blocks(1),
-                sums.at(),
-                count,
-                updates,
-                norm.at(),
-                factors.at(),
-                rate,
-                adam.beta1,
-                adam.beta2,
-                adam.weight_decay,
-                adam.max_grad_norm,
-                gpu.op("the gradient's norm"),
-                gpu.fault(),
-            )?;
-            kernels::adam(
-                gpu,
-                Grid::elements(gpu, n),
-                values?,
-                narrow.unwrap_or(0),
-                gradients,
-                first?,
-                second?,
-                decayed?,
-                factors.at(),
-                adam.beta1,
-                adam.beta2,
-                adam.epsilon,
-                n,
-            )?;
-        }
+        kernels::squares(gpu, Grid::blocks(count), gradients, sums.at(), n)?;
+        kernels::adam_factors(
+            gpu,
+            Grid::blocks(1),
+            sums.at(),
+            count,
+            updates,
+            norm.at(),
+            factors.at(),
+            rate,
+            adam.beta1,
+            adam.beta2,
+            adam.weight_decay,
+            adam.max_grad_norm,
+            gpu.op("the gradient's norm"),
+            gpu.fault(),
+        )?;
+        kernels::adam(
+            gpu,
+            Grid::elements(gpu, n),
+            values?,
+            narrow.unwrap_or(0),
+            gradients,
+            first?,
+            second?,
+            decayed?,
+            factors.at(),
+            adam.beta1,
+            adam.beta2,
+            adam.epsilon,
+            n,
+        )?;
         self.give_back(sums);
         self.give_back(factors);
         Ok(self.push(norm, [], DType::F32, false))

@@ -1,9 +1,12 @@
 //! Categorical distributions given by logits: log-probability, entropy, draws.
 
-use super::Backward;
+use super::{Backward, launches};
+use crate::backend::Backend;
 use crate::cpu::{math, multiversion};
-use crate::cuda::{Grid, View, kernels};
-use crate::rng::open_unit;
+use crate::cuda::{Gpu, Grid, View, kernels};
+use crate::memory::Block;
+use crate::rng::{Site, open_unit};
+use crate::tape::Grad;
 use crate::{Buffer, DType, Device, Error, Result, Tape, Tensor};
 
 /// Log-probability of given choices.
@@ -22,6 +25,7 @@ pub(crate) struct Entropy {
     out: Tensor,
 }
 
+const LOG_PROB: &str = "log-probability";
 const SAMPLE: &str = "sample";
 
 /// A sampling temperature in device memory: a captured step reads it when it runs, so that it can be replayed at another temperature. It is
@@ -45,13 +49,11 @@ impl Temperature {
 }
 
 fn check_temperature(value: f32) -> Result<()> {
-    match value >= 0.0 && value.is_finite() {
-        true => Ok(()),
-        false => {
-            let value = f64::from(value);
-            Err(Error::BadArgument { op: SAMPLE, name: "temperature", value, rule: "0 or more" })
-        }
+    if value >= 0.0 && value.is_finite() {
+        return Ok(());
     }
+    let value = f64::from(value);
+    Err(Error::BadArgument { op: SAMPLE, name: "temperature", value, rule: "0 or more" })
 }
 
 /// Where a draw finds its temperature.
@@ -64,44 +66,23 @@ enum Heat<'a> {
 impl Tape {
     /// log softmax(logits)[choice]: logits [.., A], choices [..] -> [..]
     pub fn log_prob(&mut self, logits: Tensor, choices: Tensor) -> Result<Tensor> {
-        const OP: &str = "log-probability";
-        self.check_f32(OP, &[logits])?;
-        self.check_not_empty(OP, &[logits])?;
-        self.check(OP, choices, DType::I32)?;
+        self.check_f32(LOG_PROB, &[logits])?;
+        self.check_not_empty(LOG_PROB, &[logits])?;
+        self.check(LOG_PROB, choices, DType::I32)?;
         if logits.shape().rank() == 0 || choices.shape() != logits.shape().without_last() {
             let rule = "logits are [.., A] and choices [..]";
-            return Err(Error::ShapeMismatch { op: OP, lhs: logits.shape(), rhs: choices.shape(), rule });
+            return Err(Error::ShapeMismatch {
+                op: LOG_PROB,
+                lhs: logits.shape(),
+                rhs: choices.shape(),
+                rule,
+            });
         }
-        let actions = logits.shape().last();
-        if self.gpu().is_some() {
-            self.gpu_check_indices(OP, choices, 0, actions)?;
-            let probabilities = self.gpu_row_normalisers(logits)?;
-            let out = self.alloc(choices.len(), DType::F32)?;
-            if let Some(gpu) = self.gpu() {
-                let (rows, normaliser) = (choices.len(), self.at(probabilities));
-                let (grid, logits, choices) =
-                    (Grid::elements(gpu, rows), self.view(logits), self.at(choices));
-                kernels::log_prob(gpu, grid, out.at(), logits, choices, normaliser, actions, rows)?;
-            }
-            let needs_grad = self.needs_grad(logits);
-            let out = self.push(out, choices.shape(), DType::F32, needs_grad);
-            if needs_grad {
-                self.record(LogProb { logits, choices, probabilities, out });
-            }
-            return Ok(out);
-        }
-        super::embedding::check_indices(OP, self.i32(choices), actions)?;
-        let probabilities = self.probabilities(logits)?;
         let mut out = self.alloc(choices.len(), DType::F32)?;
-        let (p, choices_v) = (self.f32(probabilities), self.i32(choices));
-        let logits_v = self.f32(logits);
-        for (i, out) in out.f32_mut().iter_mut().enumerate() {
-            // From the logits, not from log(p): exact also for choices of vanishing probability.
-            let line = &logits_v[i * actions..(i + 1) * actions];
-            let choice = choices_v[i] as usize;
-            let best = argmax(line);
-            *out = (line[choice] - line[best]) + p[i * actions + best].ln();
-        }
+        let probabilities = match self.backend() {
+            Backend::Cpu => self.cpu_log_prob(logits, choices, &mut out)?,
+            Backend::Cuda(gpu) => self.gpu_log_prob(&gpu, logits, choices, &out)?,
+        };
         let needs_grad = self.needs_grad(logits);
         let out = self.push(out, choices.shape(), DType::F32, needs_grad);
         if needs_grad {
@@ -110,32 +91,65 @@ impl Tape {
         Ok(out)
     }
 
+    fn cpu_log_prob(&mut self, logits: Tensor, choices: Tensor, out: &mut Block) -> Result<Tensor> {
+        let actions = logits.shape().last();
+        super::embedding::check_indices(LOG_PROB, self.i32(choices), actions)?;
+        let probabilities = self.probabilities(logits)?;
+        let (p, choices) = (self.f32(probabilities), self.i32(choices));
+        let logits = self.f32(logits);
+        for (i, out) in out.f32_mut().iter_mut().enumerate() {
+            // From the logits, not from log(p): exact also for choices of vanishing probability.
+            let line = &logits[i * actions..(i + 1) * actions];
+            let choice = choices[i] as usize;
+            let best = argmax(line);
+            *out = (line[choice] - line[best]) + p[i * actions + best].ln();
+        }
+        Ok(probabilities)
+    }
+
+    fn gpu_log_prob(&mut self, gpu: &Gpu, logits: Tensor, choices: Tensor, out: &Block) -> Result<Tensor> {
+        let (rows, actions) = (choices.len(), logits.shape().last());
+        launches::check_indices(self, gpu, LOG_PROB, choices, 0, actions)?;
+        let normalisers = launches::row_normalisers(self, gpu, logits)?;
+        let (logits, choices, normaliser) = (self.view(logits), self.at(choices), self.at(normalisers));
+        let grid = Grid::elements(gpu, rows);
+        kernels::log_prob(gpu, grid, out.at(), logits, choices, normaliser, actions, rows)?;
+        Ok(normalisers)
+    }
+
     /// - sum p log p: logits [.., A] -> [..]
     pub fn entropy(&mut self, logits: Tensor) -> Result<Tensor> {
         const OP: &str = "entropy";
         self.check_f32(OP, &[logits])?;
         self.check_not_empty(OP, &[logits])?;
-        let (rows, actions) = (logits.shape().rows(), logits.shape().last());
-        let mut out = self.alloc(rows, DType::F32)?;
-        let probabilities = match self.gpu().is_some() {
-            true => self.gpu_row_normalisers(logits)?,
-            false => self.probabilities(logits)?,
+        let mut out = self.alloc(logits.shape().rows(), DType::F32)?;
+        let probabilities = match self.backend() {
+            Backend::Cpu => self.cpu_entropy(logits, &mut out)?,
+            Backend::Cuda(gpu) => self.gpu_entropy(&gpu, logits, &out)?,
         };
-        if let Some(gpu) = self.gpu() {
-            let (grid, normaliser) = (Grid::elements(gpu, rows), self.at(probabilities));
-            kernels::entropy(gpu, grid, out.at(), self.view(logits), normaliser, actions, rows)?;
-        } else {
-            let p = self.f32(probabilities);
-            for (out, line) in out.f32_mut().iter_mut().zip(p.chunks_exact(actions)) {
-                *out = -line.iter().map(|&p| p * log_or_zero(p)).sum::<f32>();
-            }
-        }
         let needs_grad = self.needs_grad(logits);
         let out = self.push(out, logits.shape().without_last(), DType::F32, needs_grad);
         if needs_grad {
             self.record(Entropy { logits, probabilities, out });
         }
         Ok(out)
+    }
+
+    fn cpu_entropy(&mut self, logits: Tensor, out: &mut Block) -> Result<Tensor> {
+        let probabilities = self.probabilities(logits)?;
+        let lines = self.f32(probabilities).chunks_exact(logits.shape().last());
+        for (out, line) in out.f32_mut().iter_mut().zip(lines) {
+            *out = -line.iter().map(|&p| p * log_or_zero(p)).sum::<f32>();
+        }
+        Ok(probabilities)
+    }
+
+    fn gpu_entropy(&mut self, gpu: &Gpu, logits: Tensor, out: &Block) -> Result<Tensor> {
+        let (rows, actions) = (logits.shape().rows(), logits.shape().last());
+        let normalisers = launches::row_normalisers(self, gpu, logits)?;
+        let (grid, normaliser) = (Grid::elements(gpu, rows), self.at(normalisers));
+        kernels::entropy(gpu, grid, out.at(), self.view(logits), normaliser, actions, rows)?;
+        Ok(normalisers)
     }
 
     /// One draw per row from softmax(logits / temperature): logits [.., A] -> i32 [..]. Temperature 0 takes the largest.
@@ -164,68 +178,86 @@ impl Tape {
             let rule = "draws of logits [B, .., A] go to a step of an i32 buffer [B, T]";
             return Err(Error::ShapeMismatch { op: SAMPLE, lhs: logits.shape(), rhs: buffer.shape(), rule });
         }
-        let drawn = self.sample_op(logits, Heat::Constant(temperature), Some((buffer, t)))?;
-        if self.gpu().is_none() {
-            let flat = self.reshape(drawn, [batch])?;
-            self.store_step(buffer, t, flat)?;
-        }
-        Ok(drawn)
+        self.sample_op(logits, Heat::Constant(temperature), Some((buffer, t)))
     }
 
     fn sample_op(&mut self, logits: Tensor, heat: Heat, copies: Option<(&Buffer, usize)>) -> Result<Tensor> {
         self.check_f32(SAMPLE, &[logits])?;
         self.check_not_empty(SAMPLE, &[logits])?;
-        // On a GPU only the kernel reads what lies in device memory.
-        let (constant, on_device) = match heat {
-            Heat::Constant(value) => (value, 0),
-            Heat::OnDevice(temperature) if self.gpu().is_some() => {
-                (0.0, self.buffer_at(&temperature.buffer)?)
-            }
+        if let Heat::Constant(value) = heat {
+            check_temperature(value)?;
+        }
+        let site = self.next_site();
+        let mut out = self.alloc(logits.shape().rows(), DType::I32)?;
+        match self.backend() {
+            Backend::Cpu => self.cpu_sample(logits, heat, site, &mut out)?,
+            Backend::Cuda(gpu) => self.gpu_sample(&gpu, logits, heat, site, copies, &out)?,
+        }
+        let drawn = self.push(out, logits.shape().without_last(), DType::I32, false);
+        // The kernel of a GPU has written them.
+        if let (Backend::Cpu, Some((buffer, t))) = (self.backend(), copies) {
+            let flat = self.reshape(drawn, [logits.shape().rows()])?;
+            self.store_step(buffer, t, flat)?;
+        }
+        Ok(drawn)
+    }
+
+    fn cpu_sample(&mut self, logits: Tensor, heat: Heat, site: Site, out: &mut Block) -> Result<()> {
+        let (rows, actions) = (logits.shape().rows(), logits.shape().last());
+        let temperature = match heat {
+            Heat::Constant(value) => value,
             Heat::OnDevice(temperature) => {
                 let value = self.buffer(&temperature.buffer)?;
-                (self.f32(value)[0], 0)
+                self.f32(value)[0]
             }
         };
-        check_temperature(constant)?;
-        let site = self.next_site();
-        let (rows, actions) = (logits.shape().rows(), logits.shape().last());
-        let mut out = self.alloc(rows, DType::I32)?;
-        if self.gpu().is_some() {
-            let (mut at, mut stride) = (0, 0);
-            if let Some((buffer, t)) = copies {
-                self.writable(buffer, logits)?;
-                (at, stride) = (self.buffer_at(buffer)? + 4 * t as u64, buffer.shape().last());
-            }
-            let threads = if actions > 128 { 128 } else { 32 };
-            if let Some(gpu) = self.gpu() {
-                kernels::sample(
-                    gpu,
-                    Grid { threads, ..Grid::blocks(rows) },
-                    out.at(),
-                    at,
-                    stride,
-                    self.view(logits),
-                    actions,
-                    constant,
-                    on_device,
-                    self.state(),
-                    site.number() as usize,
-                )?;
-            }
-            return Ok(self.push(out, logits.shape().without_last(), DType::I32, false));
-        }
         let mut bits = self.alloc(rows * actions, DType::I32)?;
         let mut noisy = self.scratch(actions)?;
         site.fill(0, bits.all_mut::<u32>());
-        let logits_v = self.f32(logits);
+        let logits = self.f32(logits);
         for (i, out) in out.all_mut::<i32>().iter_mut().enumerate() {
             let range = i * actions..(i + 1) * actions;
-            add_gumbel(&logits_v[range.clone()], &bits.all::<u32>()[range], constant, noisy.f32_mut());
+            add_gumbel(&logits[range.clone()], &bits.all::<u32>()[range], temperature, noisy.f32_mut());
             *out = argmax(noisy.f32()) as i32;
         }
         self.give_back(bits);
         self.give_back(noisy);
-        Ok(self.push(out, logits.shape().without_last(), DType::I32, false))
+        Ok(())
+    }
+
+    fn gpu_sample(
+        &mut self,
+        gpu: &Gpu,
+        logits: Tensor,
+        heat: Heat,
+        site: Site,
+        copies: Option<(&Buffer, usize)>,
+        out: &Block,
+    ) -> Result<()> {
+        let (rows, actions) = (logits.shape().rows(), logits.shape().last());
+        let (constant, on_device) = match heat {
+            Heat::Constant(value) => (value, 0),
+            Heat::OnDevice(temperature) => (0.0, self.buffer_at(&temperature.buffer)?),
+        };
+        let (mut at, mut stride) = (0, 0);
+        if let Some((buffer, t)) = copies {
+            self.writable(buffer, logits)?;
+            (at, stride) = (self.buffer_at(buffer)? + 4 * t as u64, buffer.shape().last());
+        }
+        let threads = if actions > 128 { 128 } else { 32 };
+        kernels::sample(
+            gpu,
+            Grid { threads, ..Grid::blocks(rows) },
+            out.at(),
+            at,
+            stride,
+            self.view(logits),
+            actions,
+            constant,
+            on_device,
+            self.state(),
+            site.number() as usize,
+        )
     }
 
     fn probabilities(&mut self, logits: Tensor) -> Result<Tensor> {
@@ -265,32 +297,10 @@ multiversion! {
 impl Backward for LogProb {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        let actions = self.logits.shape().last();
         if let Some(mut grad) = tape.grad(self.logits)? {
-            let accumulate = grad.accumulate;
-            if let Some(gpu) = tape.gpu() {
-                kernels::log_prob_gradient(
-                    gpu,
-                    Grid::elements(gpu, self.logits.len()),
-                    grad.view(),
-                    tape.view(self.logits),
-                    tape.at(self.choices),
-                    tape.at(self.probabilities),
-                    View::new(dy.at(), DType::F32),
-                    actions,
-                    self.logits.len(),
-                    accumulate,
-                )?;
-                tape.put_grad(grad);
-                tape.give_back(dy);
-                return Ok(());
-            }
-            let (p, choices) = (tape.f32(self.probabilities), tape.i32(self.choices));
-            for (i, d) in grad.slice().iter_mut().enumerate() {
-                let row = i / actions;
-                let hit = if choices[row] as usize == i % actions { 1.0 } else { 0.0 };
-                let value = dy.f32()[row] * (hit - p[i]);
-                *d = if accumulate { *d + value } else { value };
+            match tape.backend() {
+                Backend::Cpu => self.cpu_gradient(tape, &dy, &mut grad),
+                Backend::Cuda(gpu) => self.gpu_gradient(tape, &gpu, &dy, &grad)?,
             }
             tape.put_grad(grad);
         }
@@ -299,39 +309,73 @@ impl Backward for LogProb {
     }
 }
 
+impl LogProb {
+    fn cpu_gradient(&self, tape: &Tape, dy: &Block, grad: &mut Grad) {
+        let (actions, accumulate) = (self.logits.shape().last(), grad.accumulate);
+        let (p, choices) = (tape.f32(self.probabilities), tape.i32(self.choices));
+        for (i, d) in grad.slice().iter_mut().enumerate() {
+            let row = i / actions;
+            let hit = if choices[row] as usize == i % actions { 1.0 } else { 0.0 };
+            let value = dy.f32()[row] * (hit - p[i]);
+            *d = if accumulate { *d + value } else { value };
+        }
+    }
+
+    fn gpu_gradient(&self, tape: &Tape, gpu: &Gpu, dy: &Block, grad: &Grad) -> Result<()> {
+        kernels::log_prob_gradient(
+            gpu,
+            Grid::elements(gpu, self.logits.len()),
+            grad.view(),
+            tape.view(self.logits),
+            tape.at(self.choices),
+            tape.at(self.probabilities),
+            View::new(dy.at(), DType::F32),
+            self.logits.shape().last(),
+            self.logits.len(),
+            grad.accumulate,
+        )
+    }
+}
+
 impl Backward for Entropy {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        let actions = self.logits.shape().last();
         if let Some(mut grad) = tape.grad(self.logits)? {
-            let accumulate = grad.accumulate;
-            if let Some(gpu) = tape.gpu() {
-                kernels::entropy_gradient(
-                    gpu,
-                    Grid::elements(gpu, self.logits.len()),
-                    grad.view(),
-                    tape.view(self.logits),
-                    tape.at(self.probabilities),
-                    tape.at(self.out),
-                    View::new(dy.at(), DType::F32),
-                    actions,
-                    self.logits.len(),
-                    accumulate,
-                )?;
-                tape.put_grad(grad);
-                tape.give_back(dy);
-                return Ok(());
-            }
-            let (p, entropy) = (tape.f32(self.probabilities), tape.f32(self.out));
-            for (i, d) in grad.slice().iter_mut().enumerate() {
-                let row = i / actions;
-                let value = -dy.f32()[row] * p[i] * (log_or_zero(p[i]) + entropy[row]);
-                *d = if accumulate { *d + value } else { value };
+            match tape.backend() {
+                Backend::Cpu => self.cpu_gradient(tape, &dy, &mut grad),
+                Backend::Cuda(gpu) => self.gpu_gradient(tape, &gpu, &dy, &grad)?,
             }
             tape.put_grad(grad);
         }
         tape.give_back(dy);
         Ok(())
+    }
+}
+
+impl Entropy {
+    fn cpu_gradient(&self, tape: &Tape, dy: &Block, grad: &mut Grad) {
+        let (actions, accumulate) = (self.logits.shape().last(), grad.accumulate);
+        let (p, entropy) = (tape.f32(self.probabilities), tape.f32(self.out));
+        for (i, d) in grad.slice().iter_mut().enumerate() {
+            let row = i / actions;
+            let value = -dy.f32()[row] * p[i] * (log_or_zero(p[i]) + entropy[row]);
+            *d = if accumulate { *d + value } else { value };
+        }
+    }
+
+    fn gpu_gradient(&self, tape: &Tape, gpu: &Gpu, dy: &Block, grad: &Grad) -> Result<()> {
+        kernels::entropy_gradient(
+            gpu,
+            Grid::elements(gpu, self.logits.len()),
+            grad.view(),
+            tape.view(self.logits),
+            tape.at(self.probabilities),
+            tape.at(self.out),
+            View::new(dy.at(), DType::F32),
+            self.logits.shape().last(),
+            self.logits.len(),
+            grad.accumulate,
+        )
     }
 }
 

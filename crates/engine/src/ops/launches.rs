@@ -1,6 +1,5 @@
 //! Launches that several ops share.
 
-use crate::backend::Backend;
 use crate::cuda::{Gpu, Grid, View, kernels};
 use crate::memory::Block;
 use crate::{DType, Result, Tape, Tensor};
@@ -84,26 +83,4 @@ pub(super) fn row_normalisers(tape: &mut Tape, gpu: &Gpu, logits: Tensor) -> Res
     let grid = Grid::warps(gpu, rows);
     kernels::row_normalisers(gpu, grid, tape.view(logits), out.at(), rows, classes)?;
     Ok(tape.push(out, [rows], DType::F32, false))
-}
-
-impl Tape {
-    pub(super) fn gpu_check_indices(
-        &self,
-        op: &'static str,
-        indices: Tensor,
-        low: i32,
-        limit: usize,
-    ) -> Result<()> {
-        match self.backend() {
-            Backend::Cpu => unreachable!(),
-            Backend::Cuda(gpu) => check_indices(self, &gpu, op, indices, low, limit),
-        }
-    }
-
-    pub(super) fn gpu_row_normalisers(&mut self, logits: Tensor) -> Result<Tensor> {
-        match self.backend() {
-            Backend::Cpu => unreachable!(),
-            Backend::Cuda(gpu) => row_normalisers(self, &gpu, logits),
-        }
-    }
 }
