@@ -244,7 +244,7 @@ impl WorldModel {
         self.see(tape, memory, at, self.token_table, tokens)
     }
 
-    /// Passes an action i32 [B] through the model, at position `at` -> what it thinks [B, 1, D], before the final norm.
+    /// Passes an action i32 `[B]` through the model, at position `at` -> what it thinks [B, 1, D], before the final norm.
     pub fn see_action(&self, tape: &mut Tape, memory: &Memory, at: usize, actions: Tensor) -> Result<Tensor> {
         let actions = tape.reshape(actions, [actions.shape().len(), 1])?;
         self.see(tape, memory, at, self.action_table, actions)

@@ -10,11 +10,12 @@ use anyhow::{Context, Result};
 use engine::Device;
 
 use crate::args::TrainArgs;
-use crate::output::{pasteable, say, tell, warn};
+use crate::output::{pasteable, program, say, tell, warn};
 use crate::pace::Pace;
-use crate::progress::Progress;
+use crate::progress::{Lines, Progress};
 use crate::signals::Stop;
-use crate::{Ended, config};
+use crate::words::{counted, duration};
+use crate::{Ended, config, forecast};
 
 pub fn run(args: TrainArgs) -> Result<Ended> {
     // First: whoever stops a run while it is being prepared gets the same answer.
@@ -45,14 +46,15 @@ pub fn run(args: TrainArgs) -> Result<Ended> {
         tell!("note: slower than it could be: {reason}");
     }
     let mut watch = Watch::new(run, stop, &trainer);
-    watch.warn_of_a_long_run();
+    watch.forecast(&device);
     match train(&mut trainer, &mut watch) {
         Err(TrainError::Interrupted) => {
             let (folder, done) = (pasteable(watch.run.folder()), trainer.epoch);
             watch.bar = None;
             tell!(
-                "stopped with {done} of {} epochs finished and saved; `iris train --resume {folder}` continues",
-                trainer.config.epochs
+                "stopped with {done} of {} epochs finished and saved. To continue: {} train --resume {folder}",
+                trainer.config.epochs,
+                program()
             );
             return Ok(Ended::Stopped);
         }
@@ -104,7 +106,7 @@ fn remarks(config: &TrainConfig) -> Vec<String> {
     let (epochs, collected) = (config.epochs, config.collection.epochs);
     if collected < epochs {
         remarks.push(format!(
-            "nothing is played in epochs {} to {epochs}: collection.epochs is {collected}",
+            "epochs 1 to {collected} play and learn, epochs {} to {epochs} only learn (collection.epochs)",
             collected + 1
         ));
     }
@@ -179,6 +181,9 @@ struct Watch {
     /// What is being done, and how much of it is over.
     doing: Option<(Phase, usize)>,
     pace: Pace,
+    on_gpu: bool,
+    /// When the last line was printed.
+    lines: Lines,
     seconds: HashMap<&'static str, f64>,
     last: Vec<(String, f64)>,
 }
@@ -196,6 +201,8 @@ impl Watch {
             since: now,
             doing: None,
             pace: Pace::default(),
+            on_gpu: false,
+            lines: Lines::default(),
             seconds: HashMap::new(),
             last: Vec::new(),
         }
@@ -216,14 +223,32 @@ impl Watch {
         if let Some((doing, before)) = self.doing.replace((phase, done))
             && (doing == phase && before > 0 && done >= before)
         {
-            self.pace.add(phase.name(), done - before, seconds);
+            self.pace.add(phase, done - before, seconds);
         }
+        self.pace.set_done(phase, done);
     }
 
-    fn warn_of_a_long_run(&mut self) {
-        if let Some(warning) = self.pace.warning(&self.config, self.epoch) {
-            warn(warning);
+    /// Says how long the run will take on this device, before it begins.
+    fn forecast(&mut self, device: &Device) {
+        self.on_gpu = device.is_gpu();
+        // Whatever goes wrong here goes wrong again in the run, which says so.
+        if let Ok(Some(forecast)) = forecast::forecast(device, &self.config, self.epoch) {
+            self.pace = Pace::new(forecast);
         }
+        let epochs = self.config.epochs - self.epoch;
+        if let (false, Some(seconds)) = (self.warn_of_a_long_run(), self.pace.left(&self.config, self.epoch))
+        {
+            let take = if epochs == 1 { "takes" } else { "take" };
+            tell!("{} {take} about {} on this device", counted(epochs, "epoch"), duration(seconds));
+        }
+        self.since = Instant::now();
+    }
+
+    fn warn_of_a_long_run(&mut self) -> bool {
+        let warning = self.pace.warning(&self.config, self.epoch, self.on_gpu);
+        let warned = warning.is_some();
+        warning.into_iter().for_each(warn);
+        warned
     }
 
     fn metric(&self, name: &str) -> Option<f64> {
@@ -259,8 +284,9 @@ impl Watch {
         if pictures.exists() {
             say!("pictures: {}", pictures.display());
         }
-        say!("next: iris dream {folder}     (what the world model imagines)");
-        say!("      iris eval {folder}      (100 whole games)");
+        let program = program();
+        say!("next: {program} dream {folder}     (what the world model imagines)");
+        say!("      {program} eval {folder}      (100 whole games)");
     }
 }
 
@@ -270,9 +296,14 @@ impl Observer for Watch {
         self.time(phase, done, seconds);
         self.warn_of_a_long_run();
         if self.bar.as_ref().is_none_or(|bar| bar.phase() != phase.name()) {
-            self.bar = Some(Progress::new(phase.name(), total));
+            self.bar = Some(Progress::after(phase.name(), total, self.lines));
         }
-        self.bar.iter().for_each(|bar| bar.set(done));
+        let left = self.pace.left(&self.config, self.epoch);
+        if let Some(bar) = &self.bar {
+            bar.note(left.map_or(String::new(), |left| format!("run: {} left", duration(left))));
+            bar.set(done);
+            self.lines = bar.lines();
+        }
         if done == total {
             self.bar = None;
         }
@@ -294,6 +325,7 @@ impl Observer for Watch {
         self.run.save(trainer, metrics).map_err(|e| TrainError::Save(e.to_string()))?;
         self.count("pictures and checkpoints");
         (self.epoch, self.doing) = (trainer.epoch, None);
+        self.pace.begin_epoch();
         self.last = metrics.to_vec();
         let mut line = format!(
             "epoch {}/{}  {:.0} s",
@@ -312,7 +344,11 @@ impl Observer for Watch {
                 line += &format!("  {short} {value:.3}");
             }
         }
+        if let Some(left) = self.pace.left(&self.config, self.epoch).filter(|left| *left >= 1.0) {
+            line += &format!("  ({} left)", duration(left));
+        }
         tell!("{line}");
+        self.lines = Lines::default();
         // Now nothing of it is lost.
         match self.stop.is_asked_for() && trainer.epoch < trainer.config.epochs {
             true => Err(TrainError::Interrupted),

@@ -92,7 +92,7 @@ impl Device {
         &self.backend
     }
 
-    pub(crate) fn gpu(&self) -> Option<&Gpu> {
+    fn gpu(&self) -> Option<&Gpu> {
         match &self.backend {
             Backend::Cpu => None,
             Backend::Cuda(gpu) => Some(gpu),

@@ -40,6 +40,7 @@
 
 // Without `cuda`, `Gpu` is uninhabited and every branch on it is dead code.
 #![cfg_attr(not(feature = "cuda"), allow(dead_code, unreachable_code))]
+#![warn(missing_docs)]
 
 mod backend;
 mod buffer;

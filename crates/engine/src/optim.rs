@@ -5,6 +5,7 @@ use std::hash::{Hash, Hasher};
 use crate::backend::Backend;
 use crate::cpu::{self, multiversion};
 use crate::cuda::{Gpu, Grid, kernels};
+use crate::memory::Block;
 use crate::params::Training;
 use crate::{Buffer, DType, Error, Params, Result, Tape, Tensor};
 
@@ -12,8 +13,11 @@ use crate::{Buffer, DType, Error, Params, Result, Tape, Tensor};
 /// another one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adam {
+    /// Decay of the gradient's running mean.
     pub beta1: f32,
+    /// Decay of the running mean of its square.
     pub beta2: f32,
+    /// Added to the root of that mean before dividing by it.
     pub epsilon: f32,
     /// Decoupled (AdamW), only for parameters declared as decayed.
     pub weight_decay: f32,
@@ -38,7 +42,7 @@ impl Hash for Adam {
 const CHUNK: usize = 4096;
 
 impl Tape {
-    /// Updates `params` from the gradients of the last [`backward`](Tape::backward), at the learning rate in `rate` (f32 [1]). Returns the
+    /// Updates `params` from the gradients of the last [`backward`](Tape::backward), at the learning rate in `rate` (f32 `[1]`). Returns the
     /// gradient's global norm before clipping. A norm that is not finite changes nothing and is an error.
     pub fn adam(&mut self, params: &Params, rate: &Buffer, adam: &Adam) -> Result<Tensor> {
         let Some(training) = &params.training else {
@@ -51,10 +55,11 @@ impl Tape {
         if !self.use_gradients(params) {
             return Err(Error::NoGradient { op: "adam" });
         }
-        match self.backend() {
-            Backend::Cpu => self.cpu_adam(params, training, rate, adam),
-            Backend::Cuda(gpu) => self.gpu_adam(&gpu, params, training, rate, adam),
-        }
+        let norm = match self.backend() {
+            Backend::Cpu => self.cpu_adam(params, training, rate, adam)?,
+            Backend::Cuda(gpu) => self.gpu_adam(&gpu, params, training, rate, adam)?,
+        };
+        Ok(self.push(norm, [], DType::F32, false))
     }
 
     fn cpu_adam(
@@ -63,7 +68,7 @@ impl Tape {
         training: &Training,
         rate: &Buffer,
         adam: &Adam,
-    ) -> Result<Tensor> {
+    ) -> Result<Block> {
         let learning_rate = self.buffer(rate)?;
         let learning_rate = self.f32(learning_rate)[0];
         let mut parts = self.scratch(training.gradients.shape().len().div_ceil(CHUNK))?;
@@ -115,10 +120,10 @@ impl Tape {
         })?;
         let mut out = self.alloc(1, DType::F32)?;
         out.f32_mut()[0] = norm;
-        Ok(self.push(out, [], DType::F32, false))
+        Ok(out)
     }
 
-    /// The same without the host: what the update needs is computed where it is needed.
+    /// Without the host: a kernel computes the factors of the update from the norm.
     fn gpu_adam(
         &mut self,
         gpu: &Gpu,
@@ -126,9 +131,9 @@ impl Tape {
         training: &Training,
         rate: &Buffer,
         adam: &Adam,
-    ) -> Result<Tensor> {
+    ) -> Result<Block> {
         let n = params.values.shape().len();
-        let count = self.parts(n);
+        let count = Grid::parts(gpu, n);
         let (sums, factors) = (self.scratch(2 * count)?, self.scratch(5)?);
         let norm = self.alloc(1, DType::F32)?;
         let [values, gradients, first, second, updates, decayed] = [
@@ -176,7 +181,7 @@ impl Tape {
         )?;
         self.give_back(sums);
         self.give_back(factors);
-        Ok(self.push(norm, [], DType::F32, false))
+        Ok(norm)
     }
 }
 

@@ -87,6 +87,7 @@ enum Capture {
 }
 
 impl Stepper {
+    /// Runs steps on a device, the first with the randomness of `key`.
     pub fn new(device: &Device, key: Key) -> Stepper {
         Stepper { tape: Tape::new(device.clone(), key), captured: HashMap::new(), losses: 0 }
     }
@@ -96,6 +97,7 @@ impl Stepper {
         self.tape.key
     }
 
+    /// Sets the randomness of the next step.
     pub fn set_key(&mut self, key: Key) {
         self.tape.key = key;
     }
@@ -114,9 +116,9 @@ impl Stepper {
         &mut self,
         step: impl FnOnce(&mut Tape) -> Result<R, E> + Send,
     ) -> Result<R, E> {
-        self.tape.recording = false;
+        self.tape.with_gradients = false;
         let result = self.run(step);
-        self.tape.recording = true;
+        self.tape.with_gradients = true;
         result
     }
 
@@ -195,10 +197,10 @@ impl Stepper {
         id: StepId,
         step: impl Fn(&mut Tape) -> Result<(), E>,
     ) -> Result<(), E> {
-        let recording = gpu.begin_capture()?;
+        let capture = gpu.begin_capture()?;
         let result = step(&mut self.tape);
         let slots = self.tape.bound_slots();
-        let graph = recording.end();
+        let graph = capture.end();
         self.tape.reset();
         result?;
         let graph = graph?;
@@ -223,9 +225,9 @@ impl Stepper {
         id: StepId,
         step: impl Fn(&mut Tape) -> Result<(), E> + Send,
     ) -> Result<(), E> {
-        self.tape.recording = false;
+        self.tape.with_gradients = false;
         let result = self.run_captured(id, step);
-        self.tape.recording = true;
+        self.tape.with_gradients = true;
         result
     }
 }

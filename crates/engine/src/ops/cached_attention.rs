@@ -21,6 +21,7 @@ pub struct KvCache {
 }
 
 impl KvCache {
+    /// Memory for `batch` sequences of up to `capacity` positions, seen by `heads` heads of `head_width` in each of `layers` layers.
     pub fn new(
         device: &Device,
         layers: usize,

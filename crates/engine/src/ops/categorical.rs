@@ -35,6 +35,7 @@ pub struct Temperature {
 }
 
 impl Temperature {
+    /// A temperature on a device.
     pub fn new(device: &Device, value: f32) -> Result<Temperature> {
         let temperature = Temperature { buffer: device.buffer::<f32>("temperature", [1])? };
         temperature.set(value)?;
@@ -49,11 +50,13 @@ impl Temperature {
 }
 
 fn check_temperature(value: f32) -> Result<()> {
-    if value >= 0.0 && value.is_finite() {
-        return Ok(());
+    match value >= 0.0 && value.is_finite() {
+        true => Ok(()),
+        false => {
+            let value = f64::from(value);
+            Err(Error::BadArgument { op: SAMPLE, name: "temperature", value, rule: "0 or more" })
+        }
     }
-    let value = f64::from(value);
-    Err(Error::BadArgument { op: SAMPLE, name: "temperature", value, rule: "0 or more" })
 }
 
 /// Where a draw finds its temperature.
@@ -64,7 +67,7 @@ enum Heat<'a> {
 }
 
 impl Tape {
-    /// log softmax(logits)[choice]: logits [.., A], choices [..] -> [..]
+    /// log softmax(logits)`[choice]`: logits [.., A], choices [..] -> [..]
     pub fn log_prob(&mut self, logits: Tensor, choices: Tensor) -> Result<Tensor> {
         self.check_f32(LOG_PROB, &[logits])?;
         self.check_not_empty(LOG_PROB, &[logits])?;
@@ -78,10 +81,9 @@ impl Tape {
                 rule,
             });
         }
-        let mut out = self.alloc(choices.len(), DType::F32)?;
-        let probabilities = match self.backend() {
-            Backend::Cpu => self.cpu_log_prob(logits, choices, &mut out)?,
-            Backend::Cuda(gpu) => self.gpu_log_prob(&gpu, logits, choices, &out)?,
+        let (out, probabilities) = match self.backend() {
+            Backend::Cpu => self.cpu_log_prob(logits, choices)?,
+            Backend::Cuda(gpu) => self.gpu_log_prob(&gpu, logits, choices)?,
         };
         let needs_grad = self.needs_grad(logits);
         let out = self.push(out, choices.shape(), DType::F32, needs_grad);
@@ -91,30 +93,29 @@ impl Tape {
         Ok(out)
     }
 
-    fn cpu_log_prob(&mut self, logits: Tensor, choices: Tensor, out: &mut Block) -> Result<Tensor> {
+    fn cpu_log_prob(&mut self, logits: Tensor, choices: Tensor) -> Result<(Block, Tensor)> {
         let actions = logits.shape().last();
         super::embedding::check_indices(LOG_PROB, self.i32(choices), actions)?;
         let probabilities = self.probabilities(logits)?;
-        let (p, choices) = (self.f32(probabilities), self.i32(choices));
-        let logits = self.f32(logits);
+        let mut out = self.alloc(choices.len(), DType::F32)?;
+        let (p, choices, logits) = (self.f32(probabilities), self.i32(choices), self.f32(logits));
         for (i, out) in out.f32_mut().iter_mut().enumerate() {
             // From the logits, not from log(p): exact also for choices of vanishing probability.
             let line = &logits[i * actions..(i + 1) * actions];
-            let choice = choices[i] as usize;
             let best = argmax(line);
-            *out = (line[choice] - line[best]) + p[i * actions + best].ln();
+            *out = (line[choices[i] as usize] - line[best]) + p[i * actions + best].ln();
         }
-        Ok(probabilities)
+        Ok((out, probabilities))
     }
 
-    fn gpu_log_prob(&mut self, gpu: &Gpu, logits: Tensor, choices: Tensor, out: &Block) -> Result<Tensor> {
+    fn gpu_log_prob(&mut self, gpu: &Gpu, logits: Tensor, choices: Tensor) -> Result<(Block, Tensor)> {
         let (rows, actions) = (choices.len(), logits.shape().last());
         launches::check_indices(self, gpu, LOG_PROB, choices, 0, actions)?;
-        let normalisers = launches::row_normalisers(self, gpu, logits)?;
-        let (logits, choices, normaliser) = (self.view(logits), self.at(choices), self.at(normalisers));
-        let grid = Grid::elements(gpu, rows);
-        kernels::log_prob(gpu, grid, out.at(), logits, choices, normaliser, actions, rows)?;
-        Ok(normalisers)
+        let normaliser = launches::row_normalisers(self, gpu, logits)?;
+        let out = self.alloc(rows, DType::F32)?;
+        let (grid, logits, choices) = (Grid::elements(gpu, rows), self.view(logits), self.at(choices));
+        kernels::log_prob(gpu, grid, out.at(), logits, choices, self.at(normaliser), actions, rows)?;
+        Ok((out, normaliser))
     }
 
     /// - sum p log p: logits [.., A] -> [..]
@@ -146,10 +147,10 @@ impl Tape {
 
     fn gpu_entropy(&mut self, gpu: &Gpu, logits: Tensor, out: &Block) -> Result<Tensor> {
         let (rows, actions) = (logits.shape().rows(), logits.shape().last());
-        let normalisers = launches::row_normalisers(self, gpu, logits)?;
-        let (grid, normaliser) = (Grid::elements(gpu, rows), self.at(normalisers));
-        kernels::entropy(gpu, grid, out.at(), self.view(logits), normaliser, actions, rows)?;
-        Ok(normalisers)
+        let normaliser = launches::row_normalisers(self, gpu, logits)?;
+        let (grid, at) = (Grid::elements(gpu, rows), self.at(normaliser));
+        kernels::entropy(gpu, grid, out.at(), self.view(logits), at, actions, rows)?;
+        Ok(normaliser)
     }
 
     /// One draw per row from softmax(logits / temperature): logits [.., A] -> i32 [..]. Temperature 0 takes the largest.
@@ -184,26 +185,29 @@ impl Tape {
     fn sample_op(&mut self, logits: Tensor, heat: Heat, copies: Option<(&Buffer, usize)>) -> Result<Tensor> {
         self.check_f32(SAMPLE, &[logits])?;
         self.check_not_empty(SAMPLE, &[logits])?;
-        if let Heat::Constant(value) = heat {
-            check_temperature(value)?;
+        if let Heat::Constant(temperature) = heat {
+            check_temperature(temperature)?;
+        }
+        if let Some((buffer, _)) = copies {
+            self.writable(buffer, logits)?;
         }
         let site = self.next_site();
         let mut out = self.alloc(logits.shape().rows(), DType::I32)?;
         match self.backend() {
-            Backend::Cpu => self.cpu_sample(logits, heat, site, &mut out)?,
-            Backend::Cuda(gpu) => self.gpu_sample(&gpu, logits, heat, site, copies, &out)?,
+            Backend::Cpu => self.cpu_sample(logits, heat, copies, site, &mut out)?,
+            Backend::Cuda(gpu) => self.gpu_sample(&gpu, logits, heat, copies, site, &out)?,
         }
-        let drawn = self.push(out, logits.shape().without_last(), DType::I32, false);
-        // The kernel of a GPU has written them.
-        if let (Backend::Cpu, Some((buffer, t))) = (self.backend(), copies) {
-            let flat = self.reshape(drawn, [logits.shape().rows()])?;
-            self.store_step(buffer, t, flat)?;
-        }
-        Ok(drawn)
+        Ok(self.push(out, logits.shape().without_last(), DType::I32, false))
     }
 
-    fn cpu_sample(&mut self, logits: Tensor, heat: Heat, site: Site, out: &mut Block) -> Result<()> {
-        let (rows, actions) = (logits.shape().rows(), logits.shape().last());
+    fn cpu_sample(
+        &mut self,
+        logits: Tensor,
+        heat: Heat,
+        copies: Option<(&Buffer, usize)>,
+        site: Site,
+        out: &mut Block,
+    ) -> Result<()> {
         let temperature = match heat {
             Heat::Constant(value) => value,
             Heat::OnDevice(temperature) => {
@@ -211,7 +215,8 @@ impl Tape {
                 self.f32(value)[0]
             }
         };
-        let mut bits = self.alloc(rows * actions, DType::I32)?;
+        let actions = logits.shape().last();
+        let mut bits = self.alloc(logits.len(), DType::I32)?;
         let mut noisy = self.scratch(actions)?;
         site.fill(0, bits.all_mut::<u32>());
         let logits = self.f32(logits);
@@ -222,28 +227,34 @@ impl Tape {
         }
         self.give_back(bits);
         self.give_back(noisy);
+        if let Some((buffer, t)) = copies {
+            let time = buffer.shape().last();
+            self.with_buffer_mut::<i32, _>(buffer, |_, all| {
+                out.all::<i32>().iter().enumerate().for_each(|(b, drawn)| all[b * time + t] = *drawn);
+            })?;
+        }
         Ok(())
     }
 
+    /// A temperature on the device is read by the kernel.
     fn gpu_sample(
         &mut self,
         gpu: &Gpu,
         logits: Tensor,
         heat: Heat,
-        site: Site,
         copies: Option<(&Buffer, usize)>,
+        site: Site,
         out: &Block,
     ) -> Result<()> {
-        let (rows, actions) = (logits.shape().rows(), logits.shape().last());
         let (constant, on_device) = match heat {
             Heat::Constant(value) => (value, 0),
             Heat::OnDevice(temperature) => (0.0, self.buffer_at(&temperature.buffer)?),
         };
-        let (mut at, mut stride) = (0, 0);
-        if let Some((buffer, t)) = copies {
-            self.writable(buffer, logits)?;
-            (at, stride) = (self.buffer_at(buffer)? + 4 * t as u64, buffer.shape().last());
-        }
+        let (at, stride) = match copies {
+            Some((buffer, t)) => (self.buffer_at(buffer)? + 4 * t as u64, buffer.shape().last()),
+            None => (0, 0),
+        };
+        let (rows, actions) = (logits.shape().rows(), logits.shape().last());
         let threads = if actions > 128 { 128 } else { 32 };
         kernels::sample(
             gpu,
@@ -322,18 +333,11 @@ impl LogProb {
     }
 
     fn gpu_gradient(&self, tape: &Tape, gpu: &Gpu, dy: &Block, grad: &Grad) -> Result<()> {
-        kernels::log_prob_gradient(
-            gpu,
-            Grid::elements(gpu, self.logits.len()),
-            grad.view(),
-            tape.view(self.logits),
-            tape.at(self.choices),
-            tape.at(self.probabilities),
-            View::new(dy.at(), DType::F32),
-            self.logits.shape().last(),
-            self.logits.len(),
-            grad.accumulate,
-        )
+        let (n, actions) = (self.logits.len(), self.logits.shape().last());
+        let (grid, dy, add) = (Grid::elements(gpu, n), View::new(dy.at(), DType::F32), grad.accumulate);
+        let (logits, choices) = (tape.view(self.logits), tape.at(self.choices));
+        let normaliser = tape.at(self.probabilities);
+        kernels::log_prob_gradient(gpu, grid, grad.view(), logits, choices, normaliser, dy, actions, n, add)
     }
 }
 
@@ -364,18 +368,11 @@ impl Entropy {
     }
 
     fn gpu_gradient(&self, tape: &Tape, gpu: &Gpu, dy: &Block, grad: &Grad) -> Result<()> {
-        kernels::entropy_gradient(
-            gpu,
-            Grid::elements(gpu, self.logits.len()),
-            grad.view(),
-            tape.view(self.logits),
-            tape.at(self.probabilities),
-            tape.at(self.out),
-            View::new(dy.at(), DType::F32),
-            self.logits.shape().last(),
-            self.logits.len(),
-            grad.accumulate,
-        )
+        let (n, actions) = (self.logits.len(), self.logits.shape().last());
+        let (grid, dy, add) = (Grid::elements(gpu, n), View::new(dy.at(), DType::F32), grad.accumulate);
+        let (logits, entropy) = (tape.view(self.logits), tape.at(self.out));
+        let normaliser = tape.at(self.probabilities);
+        kernels::entropy_gradient(gpu, grid, grad.view(), logits, normaliser, entropy, dy, actions, n, add)
     }
 }
 

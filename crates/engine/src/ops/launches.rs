@@ -84,3 +84,13 @@ pub(super) fn row_normalisers(tape: &mut Tape, gpu: &Gpu, logits: Tensor) -> Res
     kernels::row_normalisers(gpu, grid, tape.view(logits), out.at(), rows, classes)?;
     Ok(tape.push(out, [rows], DType::F32, false))
 }
+
+/// Whether fused kernels may take these: activations in bf16, without gradient, with nothing wrong. They may start to read parameters while what
+/// comes before them still runs, so those must not come out of the step.
+pub(super) fn fuses(tape: &Tape, x: Tensor, params: &[Tensor]) -> bool {
+    let all = [params, &[x]].concat();
+    tape.float() == DType::BF16
+        && tape.check_f32("fused kernels", &all).is_ok()
+        && !tape.any_needs_grad(&all)
+        && params.iter().all(|tensor| tape.is_bound(*tensor))
+}

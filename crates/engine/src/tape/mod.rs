@@ -98,7 +98,7 @@ pub struct Tape {
     pub(crate) key: Key,
     sites: u32,
     /// Whether parameters ask for gradients in this step.
-    pub(crate) recording: bool,
+    pub(crate) with_gradients: bool,
     /// Nodes there were at the last backward pass: what came before has no record any more.
     walked: usize,
     /// On a GPU: the key of the step's random numbers, as its kernels read it.
@@ -120,7 +120,7 @@ impl Tape {
             generation: next_generation(),
             key,
             sites: 0,
-            recording: true,
+            with_gradients: true,
             walked: 0,
         }
     }
@@ -222,7 +222,7 @@ impl Tape {
         if let Some(found) = self.params.iter().find(|p| p.values == bound) {
             return Ok(found.first_node);
         }
-        let training = params.training.as_ref().filter(|_| self.recording);
+        let training = params.training.as_ref().filter(|_| self.with_gradients);
         let gradients = training.map(|t| self.bind(&t.gradients)).transpose()?;
         let first_node = self.nodes.len() as u32;
         for spec in params.specs() {
@@ -242,7 +242,7 @@ impl Tape {
         Ok(first_node)
     }
 
-    // ---- for ops: backend, allocation, data, recording ----
+    // ---- for ops: backend, allocation, data, records ----
 
     /// What the step computes on: a handle of its own, so that an op can hold it while it changes the tape.
     pub(crate) fn backend(&self) -> Backend {

@@ -1,4 +1,4 @@
-//! The fused block and head against the single ops.
+//! Blocks and heads against the single ops.
 
 use super::*;
 use crate::testing::{Limits, assert_same, values};
@@ -72,25 +72,6 @@ impl Network {
 
 type Pass = fn(&mut Tape, Tensor, &DecodeBlock, &KvCache, usize, usize) -> Result<Tensor>;
 
-fn composed(
-    tape: &mut Tape,
-    x: Tensor,
-    b: &DecodeBlock,
-    cache: &KvCache,
-    layer: usize,
-    at: usize,
-) -> Result<Tensor> {
-    let h = tape.layer_norm(x, b.attention_norm[0], b.attention_norm[1], b.epsilon)?;
-    let q = tape.linear(h, b.query[0], Some(b.query[1]), Activation::None)?;
-    let k = tape.linear(h, b.key[0], Some(b.key[1]), Activation::None)?;
-    let v = tape.linear(h, b.value[0], Some(b.value[1]), Activation::None)?;
-    let h = tape.cached_attention(q, k, v, cache, layer, at)?;
-    let x = tape.linear_residual(h, b.projection[0], Some(b.projection[1]), x)?;
-    let h = tape.layer_norm(x, b.mlp_norm[0], b.mlp_norm[1], b.epsilon)?;
-    let h = tape.linear(h, b.expand[0], Some(b.expand[1]), Activation::Gelu)?;
-    tape.linear_residual(h, b.contract[0], Some(b.contract[1]), x)
-}
-
 struct Case {
     width: usize,
     hidden: usize,
@@ -101,7 +82,7 @@ struct Case {
     float: bool,
 }
 
-/// The results of every portion. A GPU runs the sequence again to record its steps, and again to replay them.
+/// The results of every portion. A GPU runs the sequence again to capture its steps, and again to replay them.
 fn run(device: &Device, case: &Case, pass: Pass) -> Result<Vec<Vec<Vec<f32>>>> {
     let Case { width, hidden, batch, ref portions, float } = *case;
     let network = Network::new(device, width, hidden)?;
@@ -148,7 +129,7 @@ fn check(case: Case) -> Result<()> {
     let got = run(&device, &case, |tape, x, block, cache, layer, at| {
         tape.decode_block(x, block, cache, layer, at)
     })?;
-    let expected = run(&Device::cpu(Some(2))?, &case, composed)?.remove(0);
+    let expected = run(&Device::cpu(Some(2))?, &case, Tape::composed_block)?.remove(0);
     let Case { width, hidden, batch, .. } = case;
     for (pass, got) in got.iter().enumerate() {
         for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
@@ -217,7 +198,7 @@ fn errors_are_those_of_the_ops() -> Result<()> {
         let input = device.buffer::<f32>("x", tokens).unwrap();
         let cache = KvCache::new(&device, 2, batch, width / HEAD, HEAD, 4).unwrap();
         let passes: [Pass; 2] =
-            [|tape, x, b, cache, layer, at| tape.decode_block(x, b, cache, layer, at), composed];
+            [|tape, x, b, cache, layer, at| tape.decode_block(x, b, cache, layer, at), Tape::composed_block];
         let [got, expected] = passes.map(|pass| {
             stepper
                 .infer(|tape| -> Result<()> {
@@ -327,6 +308,6 @@ fn gradients_are_those_of_the_ops() -> Result<()> {
     };
     let got = gradient(|tape, x, block, cache, layer, at| tape.decode_block(x, block, cache, layer, at))?;
     assert!(got.iter().any(|g| g.abs() > 1e-6));
-    assert_eq!(got, gradient(composed)?);
+    assert_eq!(got, gradient(Tape::composed_block)?);
     Ok(())
 }
