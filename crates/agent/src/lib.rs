@@ -8,6 +8,7 @@ mod checkpoint;
 mod config;
 mod dream;
 mod files;
+mod font;
 #[doc(hidden)]
 pub mod fuzzing;
 mod imagine;

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::files::{FileError, failed, write_atomically};
+use crate::font;
 
 type Colour = [u8; 3];
 
@@ -10,9 +11,17 @@ const PAPER: Colour = [24, 24, 27];
 const REWARD: Colour = [240, 228, 66];
 const PENALTY: Colour = [86, 180, 233];
 const END: Colour = [213, 60, 60];
+const INK: Colour = [200, 200, 205];
 
-/// Space around a frame in a strip; its colour says what the step brought.
+/// What the colours mean, as every picture says below its frames.
+const LEGEND: [(&str, Colour); 3] = [("reward", REWARD), ("penalty", PENALTY), ("end", END)];
+
+/// Space around a frame in a strip; its colour says whether the step ended the game.
 const BORDER: usize = 3;
+/// The bar under a frame, whose colour says what the step was rewarded with.
+const BAR: usize = 5;
+/// A line of text.
+const LINE: usize = font::HEIGHT + 4;
 /// Frames are enlarged to about this many pixels.
 const TARGET: usize = 96;
 
@@ -38,14 +47,30 @@ pub(crate) fn to_bytes(frame: &[f32]) -> Vec<u8> {
 }
 
 impl Cell {
-    /// Yellow for a reward, blue for a penalty, red for an end.
     fn border(&self) -> Colour {
-        match (self.end, self.reward) {
-            (true, _) => END,
-            (_, reward) if reward > 0.0 => REWARD,
-            (_, reward) if reward < 0.0 => PENALTY,
-            _ => PAPER,
+        if self.end { END } else { PAPER }
+    }
+
+    fn bar(&self) -> Colour {
+        match self.reward {
+            reward if reward > 0.0 => REWARD,
+            reward if reward < 0.0 => PENALTY,
+            _ => self.border(),
         }
+    }
+}
+
+/// A row of a strip.
+#[derive(Clone, Debug, Default)]
+pub struct Row {
+    /// Stands above it. As long as a frame is wide, or it is cut off in an animation.
+    pub caption: String,
+    pub cells: Vec<Cell>,
+}
+
+impl Row {
+    pub fn new(caption: impl Into<String>, cells: Vec<Cell>) -> Row {
+        Row { caption: caption.into(), cells }
     }
 }
 
@@ -58,23 +83,63 @@ impl Picture {
         (self.width, self.height)
     }
 
+    /// Cuts off what lies outside.
     fn fill(&mut self, (x, y): (usize, usize), (width, height): (usize, usize), colour: Colour) {
+        let (left, right) = (x.min(self.width), (x + width).min(self.width));
         for row in self.pixels.chunks_exact_mut(self.width).skip(y).take(height) {
-            row[x..x + width].fill(colour);
+            row[left..right].fill(colour);
         }
     }
 
-    /// Rows of frames of `size`x`size` pixels, one under the other.
-    pub fn strip(rows: &[Vec<Cell>], size: usize) -> Picture {
+    /// A line of text, at most `width` pixels of it.
+    fn write(&mut self, text: &str, (x, y): (usize, usize), width: usize) {
+        for (dx, dy) in font::pixels(text).filter(|(dx, _)| *dx < width) {
+            self.fill((x + dx, y + dy), (1, 1), INK);
+        }
+    }
+
+    /// Rows of frames of `size`x`size` pixels, one under the other, each under its caption.
+    pub fn strip(rows: &[Row], size: usize) -> Picture {
         let scale = (TARGET / size).max(1);
-        let step = size * scale + 2 * BORDER;
-        let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-        let mut picture = Picture::new((columns * step).max(1), (rows.len() * step).max(1));
+        let (across, down) = cell_size(size * scale);
+        let columns = rows.iter().map(|row| row.cells.len()).max().unwrap_or(0).max(1);
+        let below = rows.len() * (LINE + down);
+        let mut picture = Picture::with_legend(columns * across, below);
+        let width = picture.width;
         for (y, row) in rows.iter().enumerate() {
-            for (x, cell) in row.iter().enumerate() {
-                picture.fill((x * step, y * step), (step, step), cell.border());
-                picture.paste(&cell.frame, size, (x * step + BORDER, y * step + BORDER), scale);
+            let top = y * (LINE + down);
+            picture.write(&row.caption, (BORDER, top + 2), width - BORDER);
+            for (x, cell) in row.cells.iter().enumerate() {
+                picture.cell(cell, size, (x * across, top + LINE), scale);
             }
+        }
+        picture
+    }
+
+    /// A frame in its border, with the bar under it.
+    fn cell(&mut self, cell: &Cell, size: usize, (x, y): (usize, usize), scale: usize) {
+        let side = size * scale;
+        self.fill((x, y), cell_size(side), cell.border());
+        self.fill((x + BORDER, y + BORDER + side), (side, BAR), cell.bar());
+        self.paste(&cell.frame, size, (x + BORDER, y + BORDER), scale);
+    }
+
+    /// An empty picture with the meaning of the colours in lines below `height`.
+    fn with_legend(width: usize, height: usize) -> Picture {
+        let (mut x, mut y) = (BORDER, height);
+        let mut places = Vec::new();
+        for (name, colour) in LEGEND {
+            let wide = font::HEIGHT + 3 + font::width(name);
+            if x > BORDER && x + wide > width {
+                (x, y) = (BORDER, y + LINE);
+            }
+            places.push((name, colour, (x, y + 2)));
+            x += wide + 2 * font::ADVANCE;
+        }
+        let mut picture = Picture::new(width, y + LINE);
+        for (name, colour, (x, y)) in places {
+            picture.fill((x, y), (font::HEIGHT, font::HEIGHT), colour);
+            picture.write(name, (x + font::HEIGHT + 3, y), width);
         }
         picture
     }
@@ -85,10 +150,14 @@ impl Picture {
         let frame_scale = (height * scale / size).max(1);
         let (tall, wide) = (height * scale, width * scale);
         let frame = size * frame_scale;
-        let mut picture = Picture::new(wide + frame + 3 * BORDER, tall.max(frame) + 2 * BORDER);
-        picture.pixels.fill(cell.border());
-        picture.paste(image, width, (BORDER, BORDER), scale);
-        picture.paste(&cell.frame, size, (wide + 2 * BORDER, BORDER), frame_scale);
+        let (across, down) = (wide + frame + 3 * BORDER, tall.max(frame) + 2 * BORDER + BAR);
+        let mut picture = Picture::with_legend(across, LINE + down);
+        picture.write("game", (BORDER, 2), wide);
+        picture.write("what the agent sees", (wide + 2 * BORDER, 2), frame);
+        picture.fill((0, LINE), (across, down), cell.border());
+        picture.fill((BORDER, LINE + down - BORDER - BAR), (across - 2 * BORDER, BAR), cell.bar());
+        picture.paste(image, width, (BORDER, LINE + BORDER), scale);
+        picture.paste(&cell.frame, size, (wide + 2 * BORDER, LINE + BORDER), frame_scale);
         picture
     }
 
@@ -101,11 +170,19 @@ impl Picture {
     }
 
     /// One picture per step, with the rows' frames beside each other. A row that is over stays at its last frame.
-    pub fn animation(rows: &[Vec<Cell>], size: usize) -> impl Iterator<Item = Picture> {
-        let steps = rows.iter().map(Vec::len).max().unwrap_or(0);
+    pub fn animation(rows: &[Row], size: usize) -> impl Iterator<Item = Picture> {
+        let steps = rows.iter().map(|row| row.cells.len()).max().unwrap_or(0);
+        let scale = (TARGET / size).max(1);
+        let (across, down) = cell_size(size * scale);
         (0..steps).map(move |t| {
-            let cells = rows.iter().filter_map(|row| row.get(t).or(row.last()).cloned()).collect();
-            Picture::strip(&[cells], size)
+            let mut picture = Picture::with_legend((rows.len() * across).max(1), LINE + down);
+            for (i, row) in rows.iter().enumerate() {
+                picture.write(&row.caption, (i * across + BORDER, 2), across - 2 * BORDER);
+                if let Some(cell) = row.cells.get(t).or(row.cells.last()) {
+                    picture.cell(cell, size, (i * across, LINE), scale);
+                }
+            }
+            picture
         })
     }
 
@@ -120,6 +197,11 @@ impl Picture {
         };
         write_atomically(path, &encode().map_err(|e| failed("write", path)(std::io::Error::other(e)))?)
     }
+}
+
+/// Width and height of a cell around a frame of this side.
+fn cell_size(side: usize) -> (usize, usize) {
+    (side + 2 * BORDER, side + 2 * BORDER + BAR)
 }
 
 /// A GIF in the making, which holds its pictures compressed: a long game would fill the memory otherwise.
@@ -189,24 +271,43 @@ mod tests {
     fn strips_say_what_a_step_brought() {
         let cell = |value: u8, reward: f32, end: bool| Cell { frame: vec![value; 32 * 32 * 3], reward, end };
         let rows = [
-            vec![cell(10, 0.0, false), cell(20, 1.0, false)],
-            vec![cell(30, -1.0, false), cell(40, 1.0, true)],
+            Row::new("recorded", vec![cell(10, 0.0, false), cell(20, 1.0, false), cell(25, 0.0, true)]),
+            Row::new("dream 1", vec![cell(30, -1.0, false), cell(40, 1.0, true), cell(50, -1.0, true)]),
         ];
         let picture = Picture::strip(&rows, 32);
-        let step = 32 * 3 + 2 * BORDER;
-        assert_eq!(picture.size(), (2 * step, 2 * step));
+        let (across, down) = (32 * 3 + 2 * BORDER, 32 * 3 + 2 * BORDER + BAR);
+        // Wide enough for the legend in one line.
+        assert_eq!(picture.size(), (3 * across, 2 * (LINE + down) + LINE));
         let pixel = |x: usize, y: usize| picture.pixels[y * picture.width + x];
-        assert_eq!(
-            [pixel(0, 0), pixel(step, 0), pixel(0, step), pixel(step, step)],
-            [PAPER, REWARD, PENALTY, END]
-        );
-        assert_eq!(pixel(step + BORDER, BORDER), [20; 3]);
-        assert_eq!(pixel(2 * step - 1 - BORDER, 2 * step - 1 - BORDER), [40; 3]);
+        let top = |row: usize| row * (LINE + down) + LINE;
+        // An end does not hide whether the step was won.
+        let look = |row: usize, column: usize| {
+            let x = column * across;
+            [
+                pixel(x, top(row)),
+                pixel(x + BORDER, top(row) + BORDER + 96),
+                pixel(x + BORDER + 95, top(row) + BORDER + 95),
+            ]
+        };
+        assert_eq!(look(0, 0), [PAPER, PAPER, [10; 3]]);
+        assert_eq!(look(0, 1), [PAPER, REWARD, [20; 3]]);
+        assert_eq!(look(0, 2), [END, END, [25; 3]]);
+        assert_eq!(look(1, 0), [PAPER, PENALTY, [30; 3]]);
+        assert_eq!(look(1, 1), [END, REWARD, [40; 3]]);
+        assert_eq!(look(1, 2), [END, PENALTY, [50; 3]]);
+        // The first letter of each caption, and the first colour of the legend.
+        let letter = |row: usize| pixel(BORDER, row * (LINE + down) + 2);
+        assert_eq!([letter(0), letter(1)], [INK, INK]);
+        assert_eq!(pixel(BORDER, 2 * (LINE + down) + 2), REWARD);
         // The shorter row waits for the longer.
-        let rows = [rows[0].clone(), rows[1][..1].to_vec()];
+        let rows = [rows[0].clone(), Row::new("short", rows[1].cells[..1].to_vec())];
         let animation: Vec<_> = Picture::animation(&rows, 32).collect();
-        assert_eq!((animation.len(), animation[1].size()), (2, (2 * step, step)));
-        assert_eq!(animation[1].pixels[BORDER * 2 * step + step + BORDER], [30; 3]);
+        assert_eq!((animation.len(), animation[1].size()), (3, (2 * across, LINE + down + LINE)));
+        assert_eq!(animation[1].pixels[(LINE + BORDER) * 2 * across + across + BORDER], [30; 3]);
+        // A single column has room for one colour a line.
+        let narrow =
+            Picture::strip(&[Row::new("a caption that is too long for it", vec![cell(1, 0.0, true)])], 32);
+        assert_eq!(narrow.size(), (across, LINE + down + 2 * LINE));
     }
 
     #[test]
@@ -214,7 +315,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("iris-picture-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let cell = Cell { frame: (0..48).map(|i| i * 5).collect(), ..Cell::default() };
-        let picture = Picture::strip(&[vec![cell]], 4);
+        let picture = Picture::strip(&[Row::new("one", vec![cell])], 4);
         picture.write_png(&folder.join("a.png")).unwrap();
         let file = std::io::BufReader::new(File::open(folder.join("a.png")).unwrap());
         let mut reader = png::Decoder::new(file).read_info().unwrap();

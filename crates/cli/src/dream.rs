@@ -1,6 +1,6 @@
 //! `iris dream`: what a trained world model imagines.
 
-use agent::picture::{Cell, Picture, write_gif};
+use agent::picture::{Picture, Row, write_gif};
 use agent::train::Run;
 use agent::{Acting, Scenes};
 use anyhow::{Context, Result, bail};
@@ -38,17 +38,16 @@ pub fn run(args: DreamArgs) -> Result<()> {
     let key = Key::new(args.seed, 0);
     let dreams = scenes.dreams(&vec![from; args.futures], steps, acting, key, |done| progress.set(done))?;
     drop(progress);
-    let mut rows = vec![scenes.recorded(from, steps)?];
-    rows.extend(dreams);
+    let mut rows = vec![Row::new("what followed", scenes.recorded(from, steps)?)];
+    rows.extend(dreams.into_iter().zip(1..).map(|(cells, i)| Row::new(format!("future {i}"), cells)));
 
     let folder = args.out.clone().unwrap_or_else(|| args.run.join("dreams").join(name(&args, from)));
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let (strip, animation) = (folder.join("dream.png"), folder.join("dream.gif"));
     Picture::strip(&rows, size).write_png(&strip)?;
     write_gif(Picture::animation(&rows, size), DELAY, &animation)?;
-    for (i, row) in rows.iter().enumerate() {
-        let name = if i == 0 { "what followed".into() } else { format!("future {i}") };
-        say!("{name:<14} {}", in_words(row));
+    for row in &rows {
+        say!("{:<14} {}", row.caption, in_words(row));
     }
     say!("{}\n{}", strip.display(), animation.display());
     Ok(())
@@ -109,8 +108,8 @@ fn parse_actions(text: &str, names: &[String], steps: usize) -> Result<Vec<usize
     Ok(actions)
 }
 
-fn in_words(row: &[Cell]) -> String {
-    let count = |wanted: fn(f32) -> bool| row.iter().filter(|cell| wanted(cell.reward)).count();
-    let end = if row.last().is_some_and(|cell| cell.end) { ", then the end" } else { "" };
-    format!("{} steps, {} rewards, {} penalties{end}", row.len(), count(|r| r > 0.0), count(|r| r < 0.0))
+fn in_words(Row { cells, .. }: &Row) -> String {
+    let count = |wanted: fn(f32) -> bool| cells.iter().filter(|cell| wanted(cell.reward)).count();
+    let end = if cells.last().is_some_and(|cell| cell.end) { ", then the end" } else { "" };
+    format!("{} steps, {} rewards, {} penalties{end}", cells.len(), count(|r| r > 0.0), count(|r| r < 0.0))
 }

@@ -87,6 +87,11 @@ fn metrics_come_back_from_the_event_file() {
     assert_eq!(events, expected);
 }
 
+/// Of a strip: a caption, a frame in its border and a bar for each row, and a line that says what the colours mean.
+fn height(rows: u32) -> u32 {
+    rows * (11 + 102 + 5) + 11
+}
+
 /// Width and height from a PNG's header.
 fn png_size(path: &Path) -> (u32, u32) {
     let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
@@ -101,9 +106,9 @@ fn dreams_and_pictures_are_drawn() {
     assert!(train(&run, &["epochs=2"]).status.success());
     let media = run.join("media/000002");
     // Frames of 32 pixels are drawn three times as large, with three pixels around.
-    assert_eq!(png_size(&media.join("reconstructions.png")), (10 * 102, 2 * 102));
-    assert_eq!(png_size(&media.join("dream.png")).1, 4 * 102);
-    assert_eq!(png_size(&media.join("foresight.png")).1, 2 * 102);
+    assert_eq!(png_size(&media.join("reconstructions.png")), (10 * 102, height(2)));
+    assert_eq!(png_size(&media.join("dream.png")).1, height(4));
+    assert_eq!(png_size(&media.join("foresight.png")).1, height(2));
     assert!(media.join("episode.gif").exists() && media.join("dream.gif").exists());
 
     let dream = |arguments: &[&str]| iris().arg("dream").arg(&run).args(arguments).output().unwrap();
@@ -114,7 +119,7 @@ fn dreams_and_pictures_are_drawn() {
         assert!(output.status.success(), "{}", stderr(&output));
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(said.starts_with("what followed") && said.contains("future 3"), "{said}");
-        assert_eq!(png_size(&out.join("dream.png")).1, 4 * 102);
+        assert_eq!(png_size(&out.join("dream.png")).1, height(4));
         std::fs::read(out.join("dream.png")).unwrap()
     };
     assert!(draw("first") == draw("again"));

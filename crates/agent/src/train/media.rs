@@ -8,7 +8,7 @@ use super::phase::Stream;
 use super::{Result, TrainError, Trainer};
 use crate::Acting;
 use crate::files::{FileError, failed};
-use crate::picture::{Cell, Picture, write_gif};
+use crate::picture::{Picture, Row, write_gif};
 use crate::scenes::{SceneError, Scenes};
 
 /// Frames of a strip of reconstructions.
@@ -44,10 +44,9 @@ impl Trainer {
         let size = self.config.agent.tokenizer.frame_size;
         let key = self.key(Stream::Media);
         let mut rng = Rng::new(key);
-        let strip = |name: &str, rows: &[Vec<Cell>]| {
-            Picture::strip(rows, size).write_png(&folder.join(name)).map_err(save)
-        };
-        let animation = |name: &str, rows: &[Vec<Cell>]| {
+        let strip =
+            |name: &str, rows: &[Row]| Picture::strip(rows, size).write_png(&folder.join(name)).map_err(save);
+        let animation = |name: &str, rows: &[Row]| {
             write_gif(Picture::animation(rows, size), DELAY, &folder.join(name)).map_err(save)
         };
 
@@ -60,12 +59,12 @@ impl Trainer {
         let mut views = tokens.chunks_exact(self.config.agent.tokenizer.tokens());
         let first = views.next();
         let tells_apart = !differ || views.any(|view| Some(view) != first);
-        strip("reconstructions.png", &[frames, seen])?;
+        strip("reconstructions.png", &[Row::new("recorded", frames), Row::new("reconstructed", seen)])?;
 
         if let Some(episode) = self.replay.table().episodes.iter().rfind(|e| e.ended) {
             let played = scenes.recorded(episode.start, episode.len.min(EPISODE))?;
             let seen = scenes.reconstructed(&played)?.0;
-            animation("episode.gif", &[played, seen])?;
+            animation("episode.gif", &[Row::new("played", played), Row::new("seen by agent", seen)])?;
         }
 
         if self.config.world_model.schedule.start_after <= epoch {
@@ -73,11 +72,16 @@ impl Trainer {
             let start = scenes.choose_start(&mut rng, horizon);
             let recorded = scenes.recorded(start, horizon)?;
             let actions = scenes.recorded_actions(start, horizon)?;
-            let mut rows = scenes.dreams(&[start], actions.len(), Acting::Given(&actions), key, |_| {})?;
-            rows.insert(0, recorded);
+            let dreamt = scenes.dreams(&[start], actions.len(), Acting::Given(&actions), key, |_| {})?;
+            let mut rows = vec![Row::new("recorded", recorded)];
+            rows.extend(
+                dreamt.into_iter().map(|cells| Row::new("dreamt from its first frame and actions", cells)),
+            );
             strip("foresight.png", &rows)?;
             let starts: Vec<usize> = (0..DREAMS).map(|_| self.replay.sample_step(&mut rng)).collect();
-            let rows = scenes.dreams(&starts, horizon, Acting::Policy { temperature: 1.0 }, key, |_| {})?;
+            let dreams = scenes.dreams(&starts, horizon, Acting::Policy { temperature: 1.0 }, key, |_| {})?;
+            let rows: Vec<Row> =
+                dreams.into_iter().zip(1..).map(|(cells, i)| Row::new(format!("dream {i}"), cells)).collect();
             strip("dream.png", &rows)?;
             animation("dream.gif", &rows)?;
         }
