@@ -147,7 +147,7 @@ pub struct TokenizerConfig {
     pub frame_size: usize,
     /// Channels of every convolution.
     pub channels: usize,
-    /// Sizes the frame passes through; each is half of the one before.
+    /// Number of resolutions in the encoder; each is half of the one before.
     pub resolutions: usize,
     /// Residual blocks per resolution in the encoder; the decoder has one more.
     pub residual_blocks: usize,
@@ -191,7 +191,7 @@ impl TokenizerConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorldModelConfig {
-    /// L, the steps a sequence holds.
+    /// Context window in steps (the paper's L).
     pub steps: usize,
     /// Transformer blocks.
     pub layers: usize,
@@ -199,7 +199,7 @@ pub struct WorldModelConfig {
     pub heads: usize,
     /// Width of an embedded token.
     pub width: usize,
-    /// On embeddings, attention weights and both residual branches.
+    /// Dropout rate on embeddings, attention weights and both residual branches.
     pub dropout: f32,
     /// Standard deviation of the initial linear and embedding weights.
     pub init_std: f32,

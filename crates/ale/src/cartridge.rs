@@ -1,3 +1,5 @@
+//! The 26 ROMs that can be played.
+
 use std::ffi::CStr;
 
 /// A ROM that can be played.

@@ -1,3 +1,5 @@
+//! A safe API over the C++ shim.
+
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr::{NonNull, null_mut};
 

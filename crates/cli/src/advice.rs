@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use agent::train::{RunError, SetupError, TrainError};
-use agent::{PlayError, ReplayError};
+use agent::{PlayError, ReplayError, SceneError};
 use envs::EnvError;
 
 use crate::output::program;
@@ -33,6 +33,7 @@ fn on_cause(cause: &(dyn Error + 'static)) -> Option<String> {
         .or_else(|| advice(cause, on_run))
         .or_else(|| advice(cause, on_setup))
         .or_else(|| advice(cause, on_play))
+        .or_else(|| advice(cause, on_scene))
         .or_else(|| advice(cause, on_game))
         .or_else(|| advice(cause, on_replay))
 }
@@ -58,6 +59,13 @@ fn on_setup(error: &SetupError) -> Option<String> {
 fn on_play(error: &PlayError) -> Option<String> {
     match error {
         PlayError::Env(error) => on_game(error),
+        _ => None,
+    }
+}
+
+fn on_scene(error: &SceneError) -> Option<String> {
+    match error {
+        SceneError::Replay(error) => on_replay(error),
         _ => None,
     }
 }

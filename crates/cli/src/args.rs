@@ -73,11 +73,11 @@ pub enum Command {
     Export(ExportArgs),
     Bench(BenchArgs),
     Report(ReportArgs),
-    /// Say what this program and this machine can do, and test it.
+    /// Check this program and this machine: processor, GPU, libraries, ROMs, and a self-test.
     ///
-    /// Names the processor, the GPU with its driver and libraries, and the Atari ROMs; says what is missing and how to get it. Then every device trains three
-    /// tiny networks for a moment, and their losses are compared with the CPU's. Fails if something that was tested does not work; what is not there is
-    /// no failure.
+    /// Prints the processor, the GPU with its driver and libraries, and the Atari ROMs, and how to get what is missing. Then every device trains three
+    /// tiny networks for ten steps, and their losses are compared with the CPU's. A missing component is not a failure; one that is present but broken makes
+    /// `doctor` exit with 1.
     Doctor,
     Selftest(SelftestArgs),
 }
@@ -348,7 +348,7 @@ pub enum BenchCase {
     Games,
 }
 
-/// Train three tiny networks for a moment and compare their losses with the CPU's.
+/// Train three tiny networks for ten steps and compare their losses with the CPU's.
 ///
 /// In f32 they must agree to 0.1%, in bf16 to 5%. The CPU is compared with itself on one thread, to the bit. `iris doctor` does this on every device.
 #[derive(clap::Args)]

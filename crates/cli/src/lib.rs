@@ -9,6 +9,7 @@ mod device;
 mod doctor;
 mod dream;
 mod eval;
+mod forecast;
 #[doc(hidden)]
 pub mod fuzzing;
 mod output;

@@ -1,12 +1,13 @@
-//! How long a run will take, judged by the first steps of each of its phases.
+//! How long a run will take: by a forecast before it begins, then by its own steps.
 
 use std::collections::BTreeMap;
 
-use agent::train::{Schedule, TrainConfig};
+use agent::train::{Phase, Schedule, TrainConfig};
 
-/// A run that takes longer deserves a word.
-const LONG: f64 = 7.0 * DAY;
-const DAY: f64 = 86_400.0;
+use crate::words::duration;
+
+/// A run that takes longer deserves a word before it begins.
+const LONG: f64 = 86_400.0;
 
 /// Seconds of a step of anything: no machine is faster.
 const LEAST: f64 = 1e-4;
@@ -15,10 +16,17 @@ const LEAST: f64 = 1e-4;
 const ENOUGH_STEPS: usize = 20;
 const ENOUGH_SECONDS: f64 = 10.0;
 
-/// What was measured of each phase in this process.
+/// Seconds of a step of each phase.
+pub type Forecast = BTreeMap<Phase, f64>;
+
+/// What is known about the time that steps take.
 #[derive(Default)]
 pub struct Pace {
-    phases: BTreeMap<&'static str, Timed>,
+    forecast: Forecast,
+    /// What was measured in this process.
+    measured: BTreeMap<Phase, Timed>,
+    /// Steps that the current epoch has behind it.
+    done: BTreeMap<Phase, usize>,
     warned: bool,
 }
 
@@ -36,71 +44,110 @@ impl Timed {
 }
 
 impl Pace {
+    pub fn new(forecast: Forecast) -> Pace {
+        Pace { forecast, ..Pace::default() }
+    }
+
     /// `steps` of a phase took so long.
-    pub fn add(&mut self, phase: &'static str, steps: usize, seconds: f64) {
-        let timed = self.phases.entry(phase).or_default();
+    pub fn add(&mut self, phase: Phase, steps: usize, seconds: f64) {
+        let timed = self.measured.entry(phase).or_default();
         timed.steps += steps;
         timed.seconds += seconds;
     }
 
-    /// What to say, once, about a run that will take very long; `epoch` epochs are finished.
-    pub fn warning(&mut self, config: &TrainConfig, epoch: usize) -> Option<String> {
+    /// The current epoch has so many steps of a phase behind it.
+    pub fn set_done(&mut self, phase: Phase, steps: usize) {
+        self.done.insert(phase, steps);
+    }
+
+    pub fn begin_epoch(&mut self) {
+        self.done.clear();
+    }
+
+    /// Seconds of a step: measured if there were enough, forecast otherwise.
+    fn per_step(&self, phase: Phase) -> Option<f64> {
+        let measured = self.measured.get(&phase).and_then(|timed| timed.per_step());
+        measured.or_else(|| self.forecast.get(&phase).copied())
+    }
+
+    /// Steps of a phase that are to come; `epoch` epochs are finished.
+    fn to_come(&self, config: &TrainConfig, phase: Phase, epoch: usize) -> f64 {
+        let done = self.done.get(&phase).copied().unwrap_or_default();
+        (steps_left(config, phase, epoch) - done as f64).max(0.0)
+    }
+
+    /// Seconds of the run that are left, if something is known about every phase that is to come.
+    pub fn left(&self, config: &TrainConfig, epoch: usize) -> Option<f64> {
+        let seconds = |phase| match self.to_come(config, phase, epoch) {
+            0.0 => Some(0.0),
+            steps => Some(steps * self.per_step(phase)?),
+        };
+        Phase::ALL.into_iter().map(seconds).sum()
+    }
+
+    /// What to say, once, about a run that will take very long.
+    pub fn warning(&mut self, config: &TrainConfig, epoch: usize, on_gpu: bool) -> Option<String> {
         if self.warned {
             return None;
         }
-        let warning = self.judge(config, epoch);
+        let warning = self.judge(config, epoch, on_gpu);
         self.warned = warning.is_some();
         warning
     }
 
-    fn judge(&self, config: &TrainConfig, epoch: usize) -> Option<String> {
-        let pace = |phase| self.phases.get(phase).and_then(|timed| timed.per_step());
-        let parts = PHASES.map(|(phase, thing)| {
-            let seconds = pace(phase);
-            (thing, steps_left(config, phase, epoch), seconds.unwrap_or(LEAST), seconds.is_some())
+    fn judge(&self, config: &TrainConfig, epoch: usize, on_gpu: bool) -> Option<String> {
+        let parts = Phase::ALL.map(|phase| {
+            let seconds = self.per_step(phase);
+            (phase, self.to_come(config, phase, epoch), seconds.unwrap_or(LEAST), seconds.is_some())
         });
-        let seconds = |(_, steps, seconds, _): &(&str, f64, f64, bool)| steps * seconds;
+        let seconds = |(_, steps, seconds, _): &(Phase, f64, f64, bool)| steps * seconds;
         let total: f64 = parts.iter().map(seconds).sum();
-        let longest = parts.iter().max_by(|a, b| seconds(a).total_cmp(&seconds(b)))?;
+        let (phase, steps, each, known) = *parts.iter().max_by(|a, b| seconds(a).total_cmp(&seconds(b)))?;
         if total <= LONG {
             return None;
         }
-        let (thing, steps, each, measured) = *longest;
-        Some(match measured {
-            true => format!(
-                "this run takes about {} more: {steps:.0} {thing}s are to come, and one takes {}; a GPU, a smaller preset or smaller numbers (`iris config`) take less",
-                in_words(total),
-                seconds_in_words(each)
-            ),
+        let thing = thing(phase);
+        Some(match known {
+            true => {
+                let gpu = if on_gpu { "" } else { "a GPU (--device cuda), " };
+                format!(
+                    "this run takes about {} on this device: {steps:.0} {thing}s are to come, {} each. Quicker: {gpu}a smaller preset (--preset atari-small, or tiny for arcade games), or fewer epochs (epochs=...)",
+                    duration(total),
+                    seconds_in_words(each)
+                )
+            }
             false => format!(
-                "this run takes {} or more on any machine: {steps:.0} {thing}s are to come; `iris config` shows which numbers ask for them",
-                in_words(total)
+                "this run takes {} or more on any machine: {steps:.0} {thing}s are to come. Fewer epochs or updates take less (epochs=..., {}.schedule.updates=...)",
+                duration(total),
+                phase.name()
             ),
         })
     }
 }
 
-/// Phases as the trainer calls them, and what they consist of.
-const PHASES: [(&str, &str); 5] = [
-    ("collection", "step"),
-    ("tokenizer", "tokenizer update"),
-    ("world_model", "world model update"),
-    ("actor_critic", "actor-critic update"),
-    ("evaluation", "evaluation game"),
-];
+/// What a phase consists of.
+fn thing(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Collection => "step",
+        Phase::Tokenizer => "tokenizer update",
+        Phase::WorldModel => "world model update",
+        Phase::ActorCritic => "actor-critic update",
+        Phase::Evaluation => "evaluation game",
+    }
+}
 
 /// Steps of a phase that are to come after `epoch` finished epochs. Those of the epoch that is being made count.
-fn steps_left(config: &TrainConfig, phase: &str, epoch: usize) -> f64 {
+pub fn steps_left(config: &TrainConfig, phase: Phase, epoch: usize) -> f64 {
     let epochs = config.epochs;
     match phase {
-        "collection" => {
+        Phase::Collection => {
             let left = config.collection.epochs.min(epochs).saturating_sub(epoch);
             left as f64 * config.collection.steps as f64
         }
-        "tokenizer" => updates_left(&config.tokenizer.schedule, epoch, epochs),
-        "world_model" => updates_left(&config.world_model.schedule, epoch, epochs),
-        "actor_critic" => updates_left(&config.actor_critic.schedule, epoch, epochs),
-        _ => {
+        Phase::Tokenizer => updates_left(&config.tokenizer.schedule, epoch, epochs),
+        Phase::WorldModel => updates_left(&config.world_model.schedule, epoch, epochs),
+        Phase::ActorCritic => updates_left(&config.actor_critic.schedule, epoch, epochs),
+        Phase::Evaluation => {
             let evaluation = &config.evaluation;
             let until = |epoch: usize| epoch.checked_div(evaluation.every).unwrap_or(0);
             let last = usize::from(epochs > 0 && epochs.is_multiple_of(evaluation.every));
@@ -119,19 +166,9 @@ fn updates_left(schedule: &Schedule, epoch: usize, epochs: usize) -> f64 {
     }
 }
 
-/// A long time, in the largest unit that it is a few of.
-fn in_words(seconds: f64) -> String {
-    let days = seconds / DAY;
-    match days {
-        ..60.0 => format!("{days:.0} days"),
-        60.0..730.0 => format!("{:.0} months", days / 30.4),
-        _ => format!("{:.0} years", days / 365.25),
-    }
-}
-
 fn seconds_in_words(seconds: f64) -> String {
     match seconds {
-        ..1e-3 => format!("{:.0} µs", 1e6 * seconds),
+        ..1e-3 => format!("{:.0} us", 1e6 * seconds),
         1e-3..1.0 => format!("{:.0} ms", 1e3 * seconds),
         _ => format!("{seconds:.1} s"),
     }
@@ -142,14 +179,16 @@ mod tests {
     use super::*;
 
     /// By the definition, epoch by epoch.
-    fn counted(config: &TrainConfig, phase: &str, epoch: usize) -> f64 {
+    fn counted(config: &TrainConfig, phase: Phase, epoch: usize) -> f64 {
         let sum = |steps: &dyn Fn(usize) -> usize| (epoch..config.epochs).map(steps).sum::<usize>() as f64;
         match phase {
-            "collection" => sum(&|e| if e < config.collection.epochs { config.collection.steps } else { 0 }),
-            "tokenizer" => sum(&|e| config.tokenizer.schedule.updates_in(e)),
-            "world_model" => sum(&|e| config.world_model.schedule.updates_in(e)),
-            "actor_critic" => sum(&|e| config.actor_critic.schedule.updates_in(e)),
-            _ => sum(&|e| match e + 1 {
+            Phase::Collection => {
+                sum(&|e| if e < config.collection.epochs { config.collection.steps } else { 0 })
+            }
+            Phase::Tokenizer => sum(&|e| config.tokenizer.schedule.updates_in(e)),
+            Phase::WorldModel => sum(&|e| config.world_model.schedule.updates_in(e)),
+            Phase::ActorCritic => sum(&|e| config.actor_critic.schedule.updates_in(e)),
+            Phase::Evaluation => sum(&|e| match e + 1 {
                 next if next == config.epochs => config.evaluation.final_episodes,
                 next if next.is_multiple_of(config.evaluation.every) => config.evaluation.episodes,
                 _ => 0,
@@ -165,7 +204,7 @@ mod tests {
         for every in [0, 1, 7, 60, 100] {
             config.evaluation.every = every;
             for epoch in 0..60 {
-                for (phase, _) in PHASES {
+                for phase in Phase::ALL {
                     let (got, expected) = (steps_left(&config, phase, epoch), counted(&config, phase, epoch));
                     assert_eq!(got, expected, "{phase} after {epoch} epochs, evaluation every {every}");
                 }
@@ -177,33 +216,64 @@ mod tests {
     fn a_long_run_is_announced_once_with_its_time() {
         let config = TrainConfig::default();
         let mut pace = Pace::default();
-        assert_eq!(pace.warning(&config, 0), None);
-        // 0.2 s for an update of each network: 350,000 of them take 19 hours.
-        for phase in ["tokenizer", "world_model", "actor_critic"] {
+        assert_eq!(pace.warning(&config, 0, false), None);
+        // 0.2 s for an update of each network: 344,000 of them take 19 hours.
+        for phase in [Phase::Tokenizer, Phase::WorldModel, Phase::ActorCritic] {
             pace.add(phase, 20, 4.0);
         }
-        assert_eq!(pace.warning(&config, 0), None);
+        assert_eq!(pace.warning(&config, 0, false), None);
         // Two updates are enough where they take long: 119,000 of 10 s.
         let mut pace = Pace::default();
-        pace.add("tokenizer", 1, 10.0);
-        assert_eq!(pace.warning(&config, 5), None);
-        pace.add("tokenizer", 1, 10.0);
-        let warning = pace.warning(&config, 5).unwrap();
+        pace.add(Phase::Tokenizer, 1, 10.0);
+        assert_eq!(pace.warning(&config, 5, false), None);
+        pace.add(Phase::Tokenizer, 1, 10.0);
+        let warning = pace.warning(&config, 5, false).unwrap();
         assert!(
             warning.starts_with(
-                "this run takes about 14 days more: 119000 tokenizer updates are to come, and one takes 10.0 s;"
+                "this run takes about 13 days on this device: 119000 tokenizer updates are to come, 10.0 s each. Quicker: a GPU"
             ),
             "{warning}"
         );
-        assert_eq!(pace.warning(&config, 5), None);
+        assert_eq!(pace.warning(&config, 5, false), None);
+        // A forecast does as well, and who has a GPU is not told to get one.
+        let mut pace = Pace::new(Forecast::from([(Phase::Tokenizer, 10.0)]));
+        let warning = pace.warning(&config, 5, true).unwrap();
+        assert!(warning.contains("10.0 s each. Quicker: a smaller preset"), "{warning}");
     }
 
     #[test]
     fn a_run_that_no_machine_can_finish_is_announced_before_it_begins() {
         let mut config = TrainConfig { epochs: 10_050, ..TrainConfig::default() };
         config.actor_critic.schedule.updates = 10_000_000;
-        let warning = Pace::default().warning(&config, 0).unwrap();
+        let warning = Pace::default().warning(&config, 0, false).unwrap();
         let expected = "this run takes 4 months or more on any machine: 100000000000 actor-critic updates";
         assert!(warning.starts_with(expected), "{warning}");
+    }
+
+    #[test]
+    fn the_time_left_goes_down_with_what_is_done() {
+        let mut config = TrainConfig { epochs: 2, ..TrainConfig::default() };
+        config.collection.steps = 100;
+        config.evaluation.final_episodes = 10;
+        for schedule in [&mut config.tokenizer.schedule, &mut config.world_model.schedule] {
+            (schedule.start_after, schedule.updates) = (0, 50);
+        }
+        // The actor-critic starts after the last epoch: nothing needs to be known about it.
+        let known = [(Phase::Collection, 0.01), (Phase::Tokenizer, 1.0), (Phase::WorldModel, 2.0)];
+        let mut pace = Pace::new(Forecast::from(known));
+        assert_eq!(pace.left(&config, 0), None);
+        pace.forecast.insert(Phase::Evaluation, 3.0);
+        let near = |found: Option<f64>, expected: f64| {
+            assert!((found.unwrap() - expected).abs() < 1e-9, "{found:?} {expected}");
+        };
+        near(pace.left(&config, 0), 2.0 + 100.0 + 200.0 + 30.0);
+        pace.set_done(Phase::Collection, 100);
+        pace.set_done(Phase::Tokenizer, 20);
+        near(pace.left(&config, 0), 1.0 + 80.0 + 200.0 + 30.0);
+        // What is measured counts more than what was forecast.
+        pace.add(Phase::Tokenizer, 20, 40.0);
+        near(pace.left(&config, 0), 1.0 + 160.0 + 200.0 + 30.0);
+        pace.begin_epoch();
+        near(pace.left(&config, 1), 1.0 + 100.0 + 100.0 + 30.0);
     }
 }

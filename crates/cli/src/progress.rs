@@ -19,6 +19,8 @@ pub struct Progress {
     total: usize,
     bar: Option<ProgressBar>,
     started: Instant,
+    /// What was done when the clock started: the first to be reported may have begun long before.
+    first: Cell<Option<usize>>,
     lines: Cell<Lines>,
     /// What else there is to say, such as the time left of the whole run.
     note: RefCell<String>,
@@ -40,7 +42,7 @@ impl Progress {
             }
         });
         let (started, lines) = (Instant::now(), Cell::new(lines));
-        Progress { phase, total, bar, started, lines, note: RefCell::default() }
+        Progress { phase, total, bar, started, first: Cell::new(None), lines, note: RefCell::default() }
     }
 
     pub fn phase(&self) -> &str {
@@ -57,18 +59,25 @@ impl Progress {
     }
 
     pub fn set(&self, done: usize) {
+        let first = self.first.get().unwrap_or(done);
         match &self.bar {
-            Some(bar) => bar.set_position(done as u64),
+            Some(bar) => {
+                bar.set_position(done as u64);
+                if self.first.get().is_none() {
+                    bar.reset_eta();
+                }
+            }
             None => {
                 let mut lines = self.lines.get();
                 if lines.is_due(Instant::now()) {
                     let seconds = self.started.elapsed().as_secs_f64();
                     let note = self.note.borrow();
-                    tell!("{}", line(&self.phase, done, self.total, seconds, &note));
+                    tell!("{}", line(&self.phase, [first, done, self.total], seconds, &note));
                 }
                 self.lines.set(lines);
             }
         }
+        self.first.set(Some(first));
     }
 
     /// When the last line was said, for the phase after this one.
@@ -109,11 +118,11 @@ impl Lines {
 }
 
 /// "tokenizer 120/500, 4.2/s, 1 min 30 s left".
-fn line(phase: &str, done: usize, total: usize, seconds: f64, note: &str) -> String {
+fn line(phase: &str, [first, done, total]: [usize; 3], seconds: f64, note: &str) -> String {
     let mut line = format!("{phase} {done}/{total}");
-    // Before the first is done there is nothing to judge by.
-    if done > 0 && seconds > 0.0 {
-        let per_second = done as f64 / seconds;
+    // Before one is done there is nothing to judge by.
+    if done > first && seconds > 0.0 {
+        let per_second = (done - first) as f64 / seconds;
         let left = total.saturating_sub(done) as f64 / per_second;
         line += &format!(", {}, {} left", rate(per_second), duration(left));
     }
@@ -143,10 +152,10 @@ mod tests {
 
     #[test]
     fn a_line_says_what_is_known() {
-        assert_eq!(line("evaluate", 0, 256, 40.0, ""), "evaluate 0/256");
-        assert_eq!(line("tokenizer", 120, 500, 60.0, ""), "tokenizer 120/500, 2.0/s, 3 min 10 s left");
+        assert_eq!(line("evaluation", [0, 0, 256], 40.0, ""), "evaluation 0/256");
+        assert_eq!(line("tokenizer", [1, 121, 500], 60.0, ""), "tokenizer 121/500, 2.0/s, 3 min 10 s left");
         let note = "about 2 h of the run left";
-        assert_eq!(line("games", 5, 5, 50.0, note), format!("games 5/5, 10 s each, 0 s left; {note}"));
+        assert_eq!(line("games", [0, 5, 5], 50.0, note), format!("games 5/5, 10 s each, 0 s left; {note}"));
     }
 
     #[test]

@@ -13,11 +13,12 @@ use anyhow::{Context, Result, bail};
 use engine::Device;
 
 use crate::args::TrainArgs;
-use crate::output::{pasteable, say, tell, warn};
+use crate::output::{pasteable, program, say, tell, warn};
 use crate::pace::Pace;
-use crate::progress::Progress;
+use crate::progress::{Lines, Progress};
 use crate::signals::Stop;
-use crate::{Ended, config};
+use crate::words::{counted, duration};
+use crate::{Ended, config, forecast};
 
 pub fn run(args: TrainArgs) -> Result<Ended> {
     // First: whoever stops a run while it is being prepared gets the same answer.
@@ -36,7 +37,8 @@ pub fn run(args: TrainArgs) -> Result<Ended> {
     if first >= trainer.config.epochs {
         let folder = pasteable(run.folder());
         say!(
-            "all {first} epochs of this run are over; `iris train --resume {folder} epochs={}` trains it further",
+            "all {first} epochs of this run are over. To train it further: {} train --resume {folder} epochs={}",
+            program(),
             2 * first
         );
         return Ok(Ended::Done);
@@ -46,14 +48,15 @@ pub fn run(args: TrainArgs) -> Result<Ended> {
         tell!("note: slower than it could be: {reason}");
     }
     let mut watch = Watch::new(run.folder(), stop, &trainer);
-    watch.warn_of_a_long_run();
+    watch.forecast(&device);
     match train(&mut run, &mut trainer, &mut watch) {
         Err(TrainError::Interrupted) => {
             let (folder, done) = (pasteable(run.folder()), trainer.epoch);
             watch.bar = None;
             tell!(
-                "stopped with {done} of {} epochs finished and saved; `iris train --resume {folder}` continues",
-                trainer.config.epochs
+                "stopped with {done} of {} epochs finished and saved. To continue: {} train --resume {folder}",
+                trainer.config.epochs,
+                program()
             );
             return Ok(Ended::Stopped);
         }
@@ -132,7 +135,7 @@ fn remarks(config: &TrainConfig) -> Vec<String> {
     let (epochs, collected) = (config.epochs, config.collection.epochs);
     if collected < epochs {
         remarks.push(format!(
-            "nothing is played in epochs {} to {epochs}: collection.epochs is {collected}",
+            "epochs 1 to {collected} play and learn, epochs {} to {epochs} only learn (collection.epochs)",
             collected + 1
         ));
     }
@@ -231,6 +234,9 @@ struct Watch {
     /// What is being done, and how much of it is over.
     doing: Option<(Phase, usize)>,
     pace: Pace,
+    on_gpu: bool,
+    /// When the last line was printed.
+    lines: Lines,
     seconds: HashMap<&'static str, f64>,
     last: Vec<(String, f64)>,
 }
@@ -248,6 +254,8 @@ impl Watch {
             since: now,
             doing: None,
             pace: Pace::default(),
+            on_gpu: false,
+            lines: Lines::default(),
             seconds: HashMap::new(),
             last: Vec::new(),
         }
@@ -268,14 +276,32 @@ impl Watch {
         if let Some((doing, before)) = self.doing.replace((phase, done))
             && (doing == phase && before > 0 && done >= before)
         {
-            self.pace.add(phase.name(), done - before, seconds);
+            self.pace.add(phase, done - before, seconds);
         }
+        self.pace.set_done(phase, done);
     }
 
-    fn warn_of_a_long_run(&mut self) {
-        if let Some(warning) = self.pace.warning(&self.config, self.epoch) {
-            warn(warning);
+    /// Says how long the run will take on this device, before it begins.
+    fn forecast(&mut self, device: &Device) {
+        self.on_gpu = device.is_gpu();
+        // Whatever goes wrong here goes wrong again in the run, which says so.
+        if let Ok(Some(forecast)) = forecast::forecast(device, &self.config, self.epoch) {
+            self.pace = Pace::new(forecast);
         }
+        let epochs = self.config.epochs - self.epoch;
+        if let (false, Some(seconds)) = (self.warn_of_a_long_run(), self.pace.left(&self.config, self.epoch))
+        {
+            let take = if epochs == 1 { "takes" } else { "take" };
+            tell!("{} {take} about {} on this device", counted(epochs, "epoch"), duration(seconds));
+        }
+        self.since = Instant::now();
+    }
+
+    fn warn_of_a_long_run(&mut self) -> bool {
+        let warning = self.pace.warning(&self.config, self.epoch, self.on_gpu);
+        let warned = warning.is_some();
+        warning.into_iter().for_each(warn);
+        warned
     }
 
     fn metric(&self, name: &str) -> Option<f64> {
@@ -311,8 +337,9 @@ impl Watch {
         if pictures.exists() {
             say!("pictures: {}", pictures.display());
         }
-        say!("next: iris dream {folder}     (what the world model imagines)");
-        say!("      iris eval {folder}      (100 whole games)");
+        let program = program();
+        say!("next: {program} dream {folder}     (what the world model imagines)");
+        say!("      {program} eval {folder}      (100 whole games)");
     }
 
     fn progress(&mut self, phase: Phase, done: usize, total: usize) {
@@ -320,9 +347,14 @@ impl Watch {
         self.time(phase, done, seconds);
         self.warn_of_a_long_run();
         if self.bar.as_ref().is_none_or(|bar| bar.phase() != phase.name()) {
-            self.bar = Some(Progress::new(phase.name(), total));
+            self.bar = Some(Progress::after(phase.name(), total, self.lines));
         }
-        self.bar.iter().for_each(|bar| bar.set(done));
+        let left = self.pace.left(&self.config, self.epoch);
+        if let Some(bar) = &self.bar {
+            bar.note(left.map_or(String::new(), |left| format!("run: {} left", duration(left))));
+            bar.set(done);
+            self.lines = bar.lines();
+        }
         if done == total {
             self.bar = None;
         }
@@ -331,6 +363,7 @@ impl Watch {
     fn saved(&mut self, epoch: usize) {
         self.count("pictures and checkpoints");
         (self.epoch, self.doing) = (epoch, None);
+        self.pace.begin_epoch();
         let (epochs, seconds) = (self.config.epochs, self.started.elapsed().as_secs_f64());
         let mut line = format!("epoch {epoch}/{epochs}  {seconds:.0} s");
         let shown = [
@@ -344,7 +377,11 @@ impl Watch {
                 line += &format!("  {short} {value:.3}");
             }
         }
+        if let Some(left) = self.pace.left(&self.config, self.epoch).filter(|left| *left >= 1.0) {
+            line += &format!("  ({} left)", duration(left));
+        }
         tell!("{line}");
+        self.lines = Lines::default();
     }
 }
 

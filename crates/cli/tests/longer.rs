@@ -24,7 +24,7 @@ fn a_run_with_more_epochs_is_the_same_as_a_longer_one() {
     };
     let over = resume(&[]).output().unwrap();
     let said = String::from_utf8_lossy(&over.stdout).into_owned();
-    let hint = format!("train --resume {} epochs=4` trains it further", short.display());
+    let hint = format!("train --resume {} epochs=4\n", short.display());
     assert!(said.starts_with("all 2 epochs of this run are over") && said.contains(&hint), "{said}");
 
     let mut child = resume(&["epochs=4"]).stderr(Stdio::piped()).spawn().unwrap();

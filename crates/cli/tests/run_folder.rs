@@ -1,4 +1,4 @@
-//! What a run leaves behind: pictures, metrics, dreams; and what happens when it cannot be written.
+//! What a run leaves behind: metrics, pictures, dreams; and what happens when it cannot be written.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;

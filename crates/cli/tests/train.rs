@@ -38,7 +38,7 @@ fn a_run_goes_through_every_phase_and_can_be_evaluated() {
     let export =
         iris().arg("export").arg(run.join("checkpoints/000004")).arg("--out").arg(&file).output().unwrap();
     assert!(!export.status.success() && !file.exists());
-    assert!(stderr(&export).contains("has nothing like actor_critic.skip"), "{}", stderr(&export));
+    assert!(stderr(&export).contains("has no actor_critic.skip"), "{}", stderr(&export));
 
     let evaluate = |episodes: &str| {
         let arguments = ["--json", "--episodes", episodes, "--seed", "1"];

@@ -1,3 +1,5 @@
+//! Errors of the report.
+
 use std::path::PathBuf;
 
 use thiserror::Error;

@@ -1,3 +1,5 @@
+//! How parameters lie in memory, here and in the reference release.
+
 use crate::layers::Layout;
 
 impl Layout {

@@ -13,9 +13,9 @@ use crate::{AgentConfig, ConfigError, Returns};
 pub struct TrainConfig {
     /// The game; `iris envs` lists them.
     pub env: String,
-    /// Everything random in the run follows from it.
+    /// Seed of all random numbers of the run.
     pub seed: u64,
-    /// How often to play and learn; see `collection` and the three schedules.
+    /// Number of epochs; each plays, then updates the networks (see `collection` and the three schedules).
     pub epochs: usize,
     pub agent: AgentConfig,
     pub collection: CollectionConfig,
@@ -181,11 +181,11 @@ fn collect_docs(schema: &serde_json::Value, path: &str, docs: &mut BTreeMap<Stri
 pub struct CollectionConfig {
     /// Steps played per epoch.
     pub steps: usize,
-    /// Epochs in which anything is played at all.
+    /// Number of epochs that play; later ones only learn.
     pub epochs: usize,
     /// Epochs played with random actions before the policy takes over.
     pub random_epochs: usize,
-    /// Share of random actions afterwards.
+    /// Probability of a random action afterwards.
     pub epsilon: f32,
     /// Temperature at which the policy samples while it plays.
     pub temperature: f32,
@@ -201,9 +201,9 @@ impl Default for CollectionConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Schedule {
-    /// Epochs before it starts.
+    /// Epochs before this network starts to learn.
     pub start_after: usize,
-    /// Updates in its first epoch; 0 for as many as in the others.
+    /// Updates in its first epoch of learning; 0 for as many as in the others.
     pub first_updates: usize,
     /// Updates per epoch.
     pub updates: usize,
@@ -213,7 +213,7 @@ pub struct Schedule {
     pub learning_rate: f32,
     /// Learning rate of the last epoch, reached by linear decay; 0 disables the decay.
     pub final_learning_rate: f32,
-    /// Gradients of a longer norm are scaled down to it.
+    /// Gradient clipping: a gradient with a larger norm is scaled down to it.
     pub max_grad_norm: f32,
 }
 
@@ -319,9 +319,9 @@ impl Default for WorldModelTraining {
 #[serde(deny_unknown_fields, default)]
 pub struct ActorCriticTraining {
     pub schedule: Schedule,
-    /// Imagined steps.
+    /// Imagined steps per dream.
     pub horizon: usize,
-    /// Frames that warm the policy's LSTM up.
+    /// Frames before the dream that warm up the policy's LSTM.
     pub burn_in: usize,
     pub returns: Returns,
 }
