@@ -68,13 +68,13 @@ impl ActorCriticLosses {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Returns {
-    /// Discount of rewards per step.
+    /// Discount factor per step.
     pub gamma: f32,
-    /// Between one-step returns (0) and those of the whole dream (1).
+    /// Lambda of the lambda-returns: 0 for one-step returns, 1 for returns of the whole dream.
     pub lambda: f32,
-    /// Weight of the policy's entropy, which is rewarded.
+    /// Weight of the entropy bonus.
     pub entropy_weight: f32,
-    /// Leave out what follows an imagined end, as the paper says. The reference release keeps it.
+    /// Mask the steps after an imagined end, as the paper says. The reference release trains on them.
     pub stop_at_end: bool,
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentConfig {
-    /// Number of actions; taken from the game.
+    /// Number of actions; follows from the game.
     pub actions: usize,
     pub tokenizer: TokenizerConfig,
     pub world_model: WorldModelConfig,
@@ -147,17 +147,17 @@ pub struct TokenizerConfig {
     pub frame_size: usize,
     /// Channels of every convolution.
     pub channels: usize,
-    /// Sizes the frame passes through; each is half of the one before.
+    /// Number of resolutions in the encoder; each is half of the one before.
     pub resolutions: usize,
     /// Residual blocks per resolution in the encoder; the decoder has one more.
     pub residual_blocks: usize,
-    /// Sizes at which residual blocks are followed by attention.
+    /// Resolutions, in pixels, at which residual blocks are followed by attention.
     pub attention_sizes: Vec<usize>,
-    /// Groups of the group-norms.
+    /// Groups of group normalisation.
     pub groups: usize,
-    /// Number of codebook entries.
+    /// Codebook size: the number of different tokens.
     pub vocabulary: usize,
-    /// Width of a codebook entry.
+    /// Dimension of a codebook entry.
     pub embedding: usize,
 }
 
@@ -191,15 +191,15 @@ impl TokenizerConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorldModelConfig {
-    /// L, the steps a sequence holds.
+    /// Context window in steps of the game (L in the paper).
     pub steps: usize,
-    /// Transformer blocks.
+    /// Number of transformer blocks.
     pub layers: usize,
-    /// Attention heads of a block.
+    /// Attention heads per block.
     pub heads: usize,
-    /// Width of an embedded token.
+    /// Embedding dimension.
     pub width: usize,
-    /// On embeddings, attention weights and both residual branches.
+    /// Dropout on embeddings, attention weights and both residual branches.
     pub dropout: f32,
     /// Standard deviation of the initial linear and embedding weights.
     pub init_std: f32,
@@ -223,11 +223,11 @@ impl Default for WorldModelConfig {
 pub struct ActorCriticConfig {
     /// Channels of the convolutions; each is followed by a 2x2 max-pool.
     pub channels: Vec<usize>,
-    /// Width of the LSTM.
+    /// Hidden units of the LSTM.
     pub hidden: usize,
-    /// Width of a linear layer with layer-norm between the convolutions and the LSTM; 0 for none, as in the paper.
+    /// Units of a linear layer with layer normalisation between the convolutions and the LSTM; 0 omits it, as in the paper.
     pub dense: usize,
-    /// Let the heads see the LSTM's input beside its state; not in the paper.
+    /// Feed the input of the LSTM to the heads, too (skip connection); false in the paper.
     pub skip: bool,
 }
 

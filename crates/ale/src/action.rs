@@ -1,3 +1,5 @@
+//! The actions of the console.
+
 /// What a player can do with a joystick of eight directions and a button. The numbers are ALE's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]

@@ -1,3 +1,5 @@
+//! The games and the checksums of their ROMs.
+
 use std::ffi::CStr;
 
 /// A ROM that can be played.

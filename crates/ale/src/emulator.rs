@@ -1,3 +1,5 @@
+//! The emulator: a safe handle around the C++ shim.
+
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr::{NonNull, null_mut};
 

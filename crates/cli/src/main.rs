@@ -1,3 +1,5 @@
+//! The program `iris`.
+
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

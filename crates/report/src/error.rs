@@ -1,3 +1,5 @@
+//! What can go wrong with a report.
+
 use std::path::PathBuf;
 
 use thiserror::Error;
