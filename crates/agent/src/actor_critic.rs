@@ -74,7 +74,7 @@ pub struct Returns {
     pub lambda: f32,
     /// Weight of the entropy bonus.
     pub entropy_weight: f32,
-    /// Mask the steps after an imagined end, as the paper says. The reference release trains on them.
+    /// Ignore imagined steps after an imagined end, as in the paper; the reference release includes them.
     pub stop_at_end: bool,
 }
 

@@ -38,10 +38,10 @@ pub enum CheckpointError {
     #[error(transparent)]
     File(#[from] FileError),
 
-    #[error("{path} is damaged: its bytes do not have the checksum that was saved with them")]
+    #[error("{path} is damaged: its checksum does not match the one saved with it")]
     Checksum { path: PathBuf },
 
-    #[error("{path} is not a readable safetensors file ({reason}); it may be cut off or damaged")]
+    #[error("{path} is not a readable safetensors file ({reason}); it may be truncated or damaged")]
     NotSafetensors { path: PathBuf, reason: String },
 
     #[error("{path} is a safetensors file, but not an agent of this program (its metadata lacks `{FORMAT}`)")]
@@ -74,7 +74,7 @@ pub enum CheckpointError {
     #[error("{path}: refused to read its pickle: {reason}")]
     Refused { path: PathBuf, reason: String },
 
-    #[error("the reference release has nothing like {key}, so this agent cannot be written in its layout")]
+    #[error("the reference release has no {key}, so this agent cannot be exported")]
     NotReferences { key: &'static str },
 
     #[error(transparent)]

@@ -191,7 +191,7 @@ impl TokenizerConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorldModelConfig {
-    /// Context window in steps of the game (L in the paper).
+    /// Context window in steps (the paper's L).
     pub steps: usize,
     /// Number of transformer blocks.
     pub layers: usize,
@@ -199,7 +199,7 @@ pub struct WorldModelConfig {
     pub heads: usize,
     /// Embedding dimension.
     pub width: usize,
-    /// Dropout on embeddings, attention weights and both residual branches.
+    /// Dropout rate on embeddings, attention weights and both residual branches.
     pub dropout: f32,
     /// Standard deviation of the initial linear and embedding weights.
     pub init_std: f32,

@@ -1,10 +1,10 @@
-//! Files that are there whole or not at all, also after a power failure.
+//! Atomic, durable writes: after a crash or power failure a file is complete or absent.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// What could not be done to which file or folder.
+/// An operation on a file or folder that failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {doing} {path}: {source}")]
 pub struct FileError {
@@ -24,7 +24,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(failed("read", path))
 }
 
-/// Writes a file and waits until its bytes are on disk. Its name is not, before [`sync_folder`].
+/// Writes a file and syncs its bytes. Its name is durable only after [`sync_folder`].
 pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
     let write = || -> std::io::Result<()> {
         let mut file = File::create(path)?;
@@ -34,8 +34,8 @@ pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
     write().map_err(failed("write", path))
 }
 
-/// Writes a file beside its place, makes sure it is on disk, and puts it there in one step: whoever looks sees the old one or the new one.
-/// What a link leads to is written, and what is no file (a pipe, a device) is not replaced by one.
+/// Writes a temporary file, syncs it and renames it over `path`: readers see the old content or the new.
+/// Symbolic links are followed; pipes and devices are written in place.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     let target = path.canonicalize().unwrap_or_else(|_| path.into());
     if target.exists() && !target.is_file() {
@@ -50,17 +50,17 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     match written {
         Ok(()) => sync_folder(parent(path)),
         Err(FileError { source, .. }) => {
-            // What is left of a failed attempt is of no use to anyone.
+            // Nothing is left of a failed attempt.
             let _ = std::fs::remove_file(&partial);
             Err(failed("write", path)(source))
         }
     }
 }
 
-/// Makes sure that the names in a folder are on disk: of new files, of renamed and of removed ones.
+/// Syncs a folder, so that new, renamed and removed names are durable.
 pub(crate) fn sync_folder(folder: &Path) -> Result<()> {
     match File::open(folder).and_then(|folder| folder.sync_all()) {
-        // Some file systems have nothing of the kind for folders.
+        // Some file systems cannot sync folders.
         Err(e) if matches!(e.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => Ok(()),
         synced => synced.map_err(failed("write", folder)),
     }

@@ -1,6 +1,6 @@
 //! Imagination: the policy acts inside the world model (paper, section 2.3).
 
-use engine::{Buffer, Device, Key, Lstm, Result, StepId, Stepper, Tape, Temperature, Tensor};
+use engine::{Buffer, Device, Error, Key, Lstm, Result, StepId, Stepper, Tape, Temperature, Tensor};
 
 use crate::{Agent, AgentId, Memory};
 
@@ -9,16 +9,9 @@ pub struct Dreamer {
     batch: usize,
     horizon: usize,
     burn_in: usize,
-    stepper: Stepper,
-    memory: Memory,
-    /// Positions of the memory in use.
-    positions: usize,
+    pub(crate) stepper: Stepper,
+    pub(crate) state: State,
     start: Start,
-    /// The frame being looked at, i32 [B, K].
-    tokens: Buffer,
-    /// The policy's LSTM, [B, hidden] each.
-    hidden: Buffer,
-    cell: Buffer,
     /// Actions that do not come from the policy, i32 [B].
     given: Buffer,
     /// Of the policy.
@@ -26,12 +19,21 @@ pub struct Dreamer {
     trajectories: Trajectories,
 }
 
-/// Who acts in a dream.
+/// Who acts in a whole dream.
 #[derive(Clone, Copy, Debug)]
 pub enum Acting<'a> {
     /// The policy, sampling at this temperature.
     Policy { temperature: f32 },
     /// These actions, one per imagined step, in every dream of the batch.
+    Given(&'a [usize]),
+}
+
+/// Who chooses the action of one step.
+#[derive(Clone, Copy, Debug)]
+pub enum Action<'a> {
+    /// The policy, sampling at this temperature.
+    Policy { temperature: f32 },
+    /// These actions, one for each dream of the batch.
     Given(&'a [usize]),
 }
 
@@ -63,6 +65,114 @@ pub struct Trajectories {
     pub cell: Buffer,
 }
 
+/// Everything that the rest of a dream depends on, beside the networks and the random numbers.
+pub(crate) struct State {
+    pub memory: Memory,
+    /// Positions of the memory in use.
+    pub positions: usize,
+    /// The frame being looked at, i32 [B, K].
+    pub tokens: Buffer,
+    /// The policy's LSTM, [B, hidden] each.
+    hidden: Buffer,
+    cell: Buffer,
+    /// Steps so far, i32 [B, T, K] and [B, T], which the memory is refilled from. Those of [`Trajectories`].
+    past_tokens: Buffer,
+    pub past_actions: Buffer,
+}
+
+/// Where a step leaves what it computed on the way, for whoever asks for it.
+pub(crate) struct Details {
+    /// [B, A]
+    pub action_logits: Buffer,
+    /// [B]
+    pub values: Buffer,
+    /// [B, 3]
+    pub reward_logits: Buffer,
+    /// [B, 2]
+    pub end_logits: Buffer,
+    /// [B, K, N], and whether it is asked for.
+    pub token_logits: Option<Buffer>,
+    pub with_tokens: bool,
+}
+
+/// Everything that an imagined step depends on beside the contents of buffers. The dreamer's own buffers stay the same as long as it lives, and so do
+/// those of the details.
+#[derive(Hash)]
+struct DreamStep {
+    agent: AgentId,
+    /// The step of the trajectory that it writes.
+    t: usize,
+    /// Its first position in the world model's memory.
+    at: usize,
+    by_policy: bool,
+    /// Whether the next frame is left out.
+    last: bool,
+    /// Whether there are details, and logits of tokens among them.
+    details: Option<bool>,
+}
+
+impl State {
+    /// For dreams of which up to `steps` steps are kept.
+    pub fn new(device: &Device, agent: &Agent, batch: usize, steps: usize) -> Result<State> {
+        let (k, width) = (agent.config.tokenizer.tokens(), agent.config.actor_critic.hidden);
+        Ok(State {
+            memory: agent.world_model.memory(device, batch)?,
+            positions: 0,
+            tokens: device.buffer::<i32>("dreamt tokens", [batch, k])?,
+            hidden: device.buffer::<f32>("hidden state", [batch, width])?,
+            cell: device.buffer::<f32>("cell state", [batch, width])?,
+            past_tokens: device.buffer::<i32>("tokens of dreamt frames", [batch, steps, k])?,
+            past_actions: device.buffer::<i32>("dreamt actions", [batch, steps])?,
+        })
+    }
+
+    fn buffers(&self) -> impl Iterator<Item = &Buffer> {
+        let State { memory, tokens, hidden, cell, past_tokens, past_actions, positions: _ } = self;
+        memory.buffers().chain([tokens, hidden, cell, past_tokens, past_actions])
+    }
+
+    /// Becomes a copy of another state of the same shape.
+    pub fn copy_from(&mut self, other: &State, stepper: &mut Stepper) -> Result<()> {
+        copy_buffers(stepper, other.buffers().zip(self.buffers()))?;
+        self.positions = other.positions;
+        Ok(())
+    }
+
+    /// Moves steps `from..from + count` to the beginning of what is kept.
+    pub fn keep_steps(&mut self, from: usize, count: usize, stepper: &mut Stepper) -> Result<()> {
+        let State { past_tokens, past_actions, .. } = self;
+        stepper.infer(|tape| -> Result<()> {
+            for buffer in [past_tokens, past_actions] {
+                let all = tape.buffer(buffer)?;
+                for t in 0..count {
+                    let step = step_of(tape, all, from + t)?;
+                    tape.store_step(buffer, t, step)?;
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Copies buffers of the same shape on their device: (from, to).
+pub(crate) fn copy_buffers<'a>(
+    stepper: &mut Stepper,
+    pairs: impl Iterator<Item = (&'a Buffer, &'a Buffer)>,
+) -> Result<()> {
+    let pairs: Vec<_> = pairs.collect();
+    if let Some((from, to)) = pairs.iter().find(|(from, to)| from.shape() != to.shape()) {
+        let rule = "a dream is copied to one of the same shape";
+        return Err(Error::ShapeMismatch { op: "dream", lhs: from.shape(), rhs: to.shape(), rule });
+    }
+    stepper.infer(|tape| -> Result<()> {
+        for (from, to) in pairs {
+            let x = tape.buffer(from)?;
+            tape.store(to, 0, x)?;
+        }
+        Ok(())
+    })
+}
+
 impl Dreamer {
     /// `horizon` imagined steps after `burn_in` frames that warm the policy's LSTM up.
     pub fn new(
@@ -75,38 +185,39 @@ impl Dreamer {
     ) -> Result<Dreamer> {
         let (size, k) = (agent.config.tokenizer.frame_size, agent.config.tokenizer.tokens());
         let width = agent.config.actor_critic.hidden;
-        let state = |name: &str| device.buffer::<f32>(name, [batch, width]);
+        let before = |name: &str| device.buffer::<f32>(name, [batch, width]);
+        let state = State::new(device, agent, batch, horizon)?;
         Ok(Dreamer {
             batch,
             horizon,
             burn_in,
             stepper: Stepper::new(device, key),
-            memory: agent.world_model.memory(device, batch)?,
-            positions: 0,
             start: Start {
                 frames: device.buffer::<f32>("frames before the dream", [batch, burn_in, size, size, 3])?,
                 mask: device.buffer::<i32>("mask before the dream", [batch, burn_in])?,
                 tokens: device.buffer::<i32>("tokens of the first frame", [batch, k])?,
             },
-            tokens: device.buffer::<i32>("dreamt tokens", [batch, k])?,
-            hidden: state("hidden state")?,
-            cell: state("cell state")?,
             given: device.buffer::<i32>("given actions", [batch])?,
             temperature: Temperature::new(device, 1.0)?,
             trajectories: Trajectories {
                 frames: device.buffer::<f32>("dreamt frames", [batch, horizon, size, size, 3])?,
-                tokens: device.buffer::<i32>("tokens of dreamt frames", [batch, horizon, k])?,
-                actions: device.buffer::<i32>("dreamt actions", [batch, horizon])?,
+                tokens: state.past_tokens.clone(),
+                actions: state.past_actions.clone(),
                 rewards: device.buffer::<f32>("dreamt rewards", [batch, horizon])?,
                 ends: device.buffer::<i32>("dreamt ends", [batch, horizon])?,
-                hidden: state("hidden state before the dream")?,
-                cell: state("cell state before the dream")?,
+                hidden: before("hidden state before the dream")?,
+                cell: before("cell state before the dream")?,
             },
+            state,
         })
     }
 
     pub fn start(&self) -> &Start {
         &self.start
+    }
+
+    pub(crate) fn batch(&self) -> usize {
+        self.batch
     }
 
     /// What the next dream is written into.
@@ -121,16 +232,16 @@ impl Dreamer {
 
     /// Positions of the world model's memory that the last dream used.
     pub fn positions(&self) -> usize {
-        self.positions
+        self.state.positions
     }
 
-    /// Dreams from [`start`](Dreamer::start). The world model samples at temperature 1. A dream longer than the world model's memory goes on from the newest
-    /// half of what it remembers.
+    /// Dreams from [`start`](Dreamer::start). The world model samples at temperature 1. A dream longer than the world model's context window goes
+    /// on from the newest half of it.
     pub fn dream(&mut self, agent: &Agent, acting: Acting) -> Result<&Trajectories> {
         if let Acting::Policy { temperature } = acting {
             self.temperature.set(temperature)?;
         }
-        self.warm_up(agent)?;
+        self.begin(agent)?;
         for t in 0..self.horizon {
             let last = t + 1 == self.horizon;
             self.make_room(agent, t, last)?;
@@ -138,130 +249,152 @@ impl Dreamer {
                 let action = actions.get(t).copied().unwrap_or_default();
                 self.given.write(&vec![action as i32; self.batch])?;
             }
-            let Dreamer {
-                stepper,
-                memory,
-                tokens,
-                hidden,
-                cell,
-                given,
-                temperature,
-                trajectories,
-                positions: at,
-                ..
-            } = self;
-            let at = *at;
             let by_policy = matches!(acting, Acting::Policy { .. });
-            let id = StepId::new("dream", &DreamStep { agent: agent.identity(), t, at, by_policy, last });
-            stepper.infer_captured(id, |tape| -> Result<()> {
-                // The policy looks at the decoded frame and acts.
-                let seen = tape.buffer(tokens)?;
-                tape.store_step(&trajectories.tokens, t, seen)?;
-                let frame = agent.tokenizer.render(tape, seen)?;
-                tape.store_step(&trajectories.frames, t, frame)?;
-                let state = load_state(tape, hidden, cell)?;
-                let sight = agent.actor_critic.look(tape, frame)?;
-                let state = agent.actor_critic.remember(tape, sight.gates, state)?;
-                let action = match by_policy {
-                    false => tape.buffer(given)?,
-                    true => {
-                        let logits = agent.actor_critic.decide(tape, state.hidden, sight.features)?.logits;
-                        tape.sample_at(logits, temperature)?
-                    }
-                };
-                tape.store_step(&trajectories.actions, t, action)?;
-                tape.store(hidden, 0, state.hidden)?;
-                tape.store(cell, 0, state.cell)?;
-                // The world model answers with reward, end and, unless the dream is over, the next frame.
-                let thought = agent.world_model.see_action(tape, memory, at, action)?;
-                let (reward, end) = agent.world_model.consequences(tape, thought)?;
-                let reward = tape.sample(reward, 1.0)?;
-                let reward = tape.integers(reward, 1.0, -1.0)?;
-                tape.store_step(&trajectories.rewards, t, reward)?;
-                let end = tape.sample(end, 1.0)?;
-                tape.store_step(&trajectories.ends, t, end)?;
-                if !last {
-                    next_frame(tape, agent, memory, at + 1, thought, tokens)?;
-                }
-                Ok(())
-            })?;
-            self.positions = at + 1 + if last { 0 } else { agent.world_model.tokens };
+            self.step(agent, t, by_policy, last, None)?;
         }
         Ok(&self.trajectories)
     }
 
-    /// Forgets the older half of what the world model remembers, or more if it must, when step `t` does not fit any more.
-    fn make_room(&mut self, agent: &Agent, t: usize, last: bool) -> Result<()> {
-        let (steps, k) = (agent.config.world_model.steps, agent.world_model.tokens);
-        if self.positions + 1 + if last { 0 } else { k } <= steps * (k + 1) {
-            return Ok(());
+    /// Says who acts in the next step.
+    pub(crate) fn set_action(&mut self, agent: &Agent, action: Action) -> Result<()> {
+        let actions = match action {
+            Action::Policy { temperature } => return self.temperature.set(temperature),
+            Action::Given(actions) => actions,
+        };
+        let limit = agent.config.actions;
+        if let Some((position, &index)) = actions.iter().enumerate().find(|(_, action)| **action >= limit) {
+            let index = index as i64;
+            return Err(Error::IndexOutOfRange { op: "dream", index, position, limit });
         }
-        let Dreamer { stepper, memory, tokens, trajectories, .. } = self;
-        self.positions = stepper.infer(|tape| -> Result<usize> {
-            let (frames, actions) = (tape.buffer(&trajectories.tokens)?, tape.buffer(&trajectories.actions)?);
-            // This step and the one it leads to must fit.
-            let kept = (steps / 2).min(steps.saturating_sub(2)).min(t);
-            let mut at = 0;
-            for past in t - kept..t {
-                let frame = step_of(tape, frames, past)?;
-                agent.world_model.see_tokens(tape, memory, at, frame)?;
-                let action = step_of(tape, actions, past)?;
-                agent.world_model.see_action(tape, memory, at + k, action)?;
-                at += k + 1;
+        self.given.write(&actions.iter().map(|action| *action as i32).collect::<Vec<_>>())
+    }
+
+    /// One imagined step, which becomes step `t` of the trajectory. It fits into memory: see [`make_room`](Dreamer::make_room). The last step of a
+    /// dream ends with the consequences of its action.
+    pub(crate) fn step(
+        &mut self,
+        agent: &Agent,
+        t: usize,
+        by_policy: bool,
+        last: bool,
+        details: Option<&Details>,
+    ) -> Result<()> {
+        let Dreamer { stepper, state, given, temperature, trajectories, .. } = self;
+        let State { memory, tokens, hidden, cell, positions: at, .. } = &*state;
+        let at = *at;
+        let id = StepId::new(
+            "dream",
+            &DreamStep {
+                agent: agent.identity(),
+                t,
+                at,
+                by_policy,
+                last,
+                details: details.map(|details| details.with_tokens),
+            },
+        );
+        stepper.infer_captured(id, |tape| -> Result<()> {
+            // The policy looks at the decoded frame and acts.
+            let seen = tape.buffer(tokens)?;
+            tape.store_step(&trajectories.tokens, t, seen)?;
+            let frame = agent.tokenizer.render(tape, seen)?;
+            tape.store_step(&trajectories.frames, t, frame)?;
+            let lstm = Lstm { hidden: tape.buffer(hidden)?, cell: tape.buffer(cell)? };
+            let sight = agent.actor_critic.look(tape, frame)?;
+            let lstm = agent.actor_critic.remember(tape, sight.gates, lstm)?;
+            let policy = match by_policy || details.is_some() {
+                true => Some(agent.actor_critic.decide(tape, lstm.hidden, sight.features)?),
+                false => None,
+            };
+            let action = match policy {
+                Some(policy) if by_policy => tape.sample_at(policy.logits, temperature)?,
+                _ => tape.buffer(given)?,
+            };
+            tape.store_step(&trajectories.actions, t, action)?;
+            tape.store(hidden, 0, lstm.hidden)?;
+            tape.store(cell, 0, lstm.cell)?;
+            // The world model answers with reward, end and, unless the dream is over, the next frame.
+            let thought = agent.world_model.see_action(tape, memory, at, action)?;
+            let (rewards, ends) = agent.world_model.consequences(tape, thought)?;
+            let reward = tape.sample(rewards, 1.0)?;
+            let reward = tape.integers(reward, 1.0, -1.0)?;
+            tape.store_step(&trajectories.rewards, t, reward)?;
+            let end = tape.sample(ends, 1.0)?;
+            tape.store_step(&trajectories.ends, t, end)?;
+            if let (Some(details), Some(policy)) = (details, policy) {
+                tape.store(&details.action_logits, 0, policy.logits)?;
+                tape.store(&details.values, 0, policy.values)?;
+                tape.store(&details.reward_logits, 0, rewards)?;
+                tape.store(&details.end_logits, 0, ends)?;
             }
-            let now = tape.buffer(tokens)?;
-            agent.world_model.see_tokens(tape, memory, at, now)?;
-            Ok(at + k)
+            if !last {
+                let logits = details.filter(|d| d.with_tokens).and_then(|d| d.token_logits.as_ref());
+                next_frame(tape, agent, memory, at + 1, thought, tokens, logits)?;
+            }
+            Ok(())
         })?;
+        state.positions = at + 1 + if last { 0 } else { agent.world_model.tokens };
         Ok(())
     }
 
+    /// Forgets the older half of what the world model remembers, or more if it must, when step `t` does not fit any more. Returns how many of the
+    /// steps before `t` are remembered from then on, if it did.
+    pub(crate) fn make_room(&mut self, agent: &Agent, t: usize, last: bool) -> Result<Option<usize>> {
+        let (steps, k) = (agent.config.world_model.steps, agent.world_model.tokens);
+        let Dreamer { stepper, state, .. } = self;
+        if state.positions + 1 + if last { 0 } else { k } <= steps * (k + 1) {
+            return Ok(None);
+        }
+        // This step and the one it leads to must fit.
+        let kept = (steps / 2).min(steps.saturating_sub(2)).min(t);
+        let State { memory, tokens, past_tokens, past_actions, .. } = &*state;
+        stepper.infer(|tape| -> Result<()> {
+            let (frames, actions) = (tape.buffer(past_tokens)?, tape.buffer(past_actions)?);
+            for (i, past) in (t - kept..t).enumerate() {
+                let frame = step_of(tape, frames, past)?;
+                agent.world_model.see_tokens(tape, memory, i * (k + 1), frame)?;
+                let action = step_of(tape, actions, past)?;
+                agent.world_model.see_action(tape, memory, i * (k + 1) + k, action)?;
+            }
+            let now = tape.buffer(tokens)?;
+            agent.world_model.see_tokens(tape, memory, kept * (k + 1), now)?;
+            Ok(())
+        })?;
+        state.positions = kept * (k + 1) + k;
+        Ok(Some(kept))
+    }
+
     /// Shows the burn-in frames to the policy and the first frame's tokens to the world model.
-    fn warm_up(&mut self, agent: &Agent) -> Result<()> {
+    pub(crate) fn begin(&mut self, agent: &Agent) -> Result<()> {
         let (batch, burn_in, width) = (self.batch, self.burn_in, agent.config.actor_critic.hidden);
-        self.hidden.write(&vec![0f32; batch * width])?;
-        self.cell.write(&vec![0f32; batch * width])?;
-        let Dreamer { stepper, memory, start, tokens, hidden, cell, trajectories, .. } = self;
+        self.state.hidden.write(&vec![0f32; batch * width])?;
+        self.state.cell.write(&vec![0f32; batch * width])?;
+        let Dreamer { stepper, state, start, trajectories, .. } = self;
+        let State { memory, tokens, hidden, cell, .. } = &*state;
         // The dreamer's own buffers stay the same as long as it lives.
         let id = StepId::new("dream start", &agent.identity());
         stepper.infer_captured(id, |tape| -> Result<()> {
-            let mut state = load_state(tape, hidden, cell)?;
+            let mut lstm = Lstm { hidden: tape.buffer(hidden)?, cell: tape.buffer(cell)? };
             if burn_in > 0 {
                 let frames = tape.buffer(&start.frames)?;
                 let mask = tape.buffer(&start.mask)?;
-                state = agent.actor_critic.burn_in(tape, frames, mask, state)?;
+                lstm = agent.actor_critic.burn_in(tape, frames, mask, lstm)?;
             }
-            for (buffer, part) in [(&trajectories.hidden, state.hidden), (&trajectories.cell, state.cell)] {
+            for (buffer, part) in [(&trajectories.hidden, lstm.hidden), (&trajectories.cell, lstm.cell)] {
                 tape.store(buffer, 0, part)?;
             }
             if burn_in > 0 {
-                tape.store(hidden, 0, state.hidden)?;
-                tape.store(cell, 0, state.cell)?;
+                tape.store(hidden, 0, lstm.hidden)?;
+                tape.store(cell, 0, lstm.cell)?;
             }
             let first = tape.buffer(&start.tokens)?;
             tape.store(tokens, 0, first)?;
             agent.world_model.see_tokens(tape, memory, 0, first)?;
             Ok(())
         })?;
-        self.positions = agent.world_model.tokens;
+        state.positions = agent.world_model.tokens;
         Ok(())
     }
-}
-
-/// Everything that an imagined step depends on beside the contents of buffers. The dreamer's own buffers stay the same as long as it lives.
-#[derive(Hash)]
-struct DreamStep {
-    agent: AgentId,
-    /// The step of the trajectory that it writes.
-    t: usize,
-    /// Its first position in the world model's memory.
-    at: usize,
-    by_policy: bool,
-    last: bool,
-}
-
-fn load_state(tape: &mut Tape, hidden: &Buffer, cell: &Buffer) -> Result<Lstm> {
-    Ok(Lstm { hidden: tape.buffer(hidden)?, cell: tape.buffer(cell)? })
 }
 
 /// Step `t` of [B, T, ...], as [B, ...].
@@ -272,7 +405,7 @@ fn step_of(tape: &mut Tape, x: Tensor, t: usize) -> Result<Tensor> {
 }
 
 /// Samples the K tokens of the next frame one after the other into `next`, each from what came before, and remembers all of them from position
-/// `at` on.
+/// `at` on. The logits go to a buffer [B, K, N], if there is one.
 fn next_frame(
     tape: &mut Tape,
     agent: &Agent,
@@ -280,11 +413,16 @@ fn next_frame(
     at: usize,
     mut thought: Tensor,
     next: &Buffer,
+    all_logits: Option<&Buffer>,
 ) -> Result<()> {
     let batch = thought.dims()[0];
     for i in 0..agent.world_model.tokens {
         let logits = agent.world_model.next_token(tape, thought)?;
         let token = tape.sample_into(logits, 1.0, next, i)?;
+        if let Some(all) = all_logits {
+            let logits = tape.reshape(logits, [batch, logits.shape().last()])?;
+            tape.store_step(all, i, logits)?;
+        }
         let token = tape.reshape(token, [batch, 1])?;
         thought = agent.world_model.see_tokens(tape, memory, at + i, token)?;
     }

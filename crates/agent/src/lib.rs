@@ -6,6 +6,7 @@
 mod actor_critic;
 mod checkpoint;
 mod config;
+mod dream;
 mod files;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -24,13 +25,14 @@ mod world_model;
 pub use actor_critic::{ActorCritic, ActorCriticLosses, Policy, Returns, Sight};
 pub use checkpoint::CheckpointError;
 pub use config::{ActorCriticConfig, AgentConfig, ConfigError, TokenizerConfig, WorldModelConfig};
+pub use dream::{Asked, Attention, Dream, Frame, Logits, Moment, Snapshot};
 pub use files::FileError;
-pub use imagine::{Acting, Dreamer, Start, Trajectories};
+pub use imagine::{Acting, Action, Dreamer, Start, Trajectories};
 pub use layers::Network;
 pub use perceptual::Perceptual;
 pub use player::{PlayError, Player, episode_seed, evaluation_seed};
 pub use replay::{Episode, Record, Replay, ReplayError, Segment, Table, TableError};
-pub use scenes::{Eye, Scenes};
+pub use scenes::{Eye, SceneError, Scenes};
 pub use tokenizer::{Tokenizer, TokenizerLosses};
 pub use world_model::{Memory, WorldModel, WorldModelBatch, WorldModelLosses, WorldModelOutput};
 

@@ -9,7 +9,7 @@ use crate::reference::Layout;
 const BLOCKS: [(usize, &[usize]); 5] =
     [(64, &[0, 2]), (128, &[5, 7]), (256, &[10, 12, 14]), (512, &[17, 19, 21]), (512, &[24, 26, 28])];
 
-/// What LPIPS subtracts from each colour and divides it by.
+/// Mean and standard deviation by which LPIPS normalises each colour.
 pub(crate) const SHIFT: [f32; 3] = [-0.030, -0.088, -0.188];
 pub(crate) const SCALE: [f32; 3] = [0.458, 0.448, 0.450];
 
@@ -63,16 +63,15 @@ impl Perceptual {
         Ok(Perceptual { network, dropout, scaling, blocks, weights })
     }
 
-    /// Fixed random features, the same for every run. In a random network as it is, what all images have in common grows from layer to layer until
-    /// the deep features of any two are nearly parallel, and something small is not worth drawing. So every channel is centred and scaled to
-    /// deviation 1, as measured on [`pictures`].
+    /// Fixed random features, the same for every run. In a plain random network the deep features of any two images are nearly parallel, so
+    /// small objects would hardly change the loss. Every channel is therefore centred and scaled to standard deviation 1, measured on `pictures`.
     pub fn random(device: &Device, dropout: f32) -> Result<Perceptual> {
         let perceptual = Perceptual::new(device, dropout)?;
         if !device.is_gpu() {
             perceptual.centre(device)?;
             return Ok(perceptual);
         }
-        // Measured on the CPU, so that no device has features of its own.
+        // Measured on the CPU, so that the features are the same on every device.
         let cpu = Device::cpu(None)?;
         let centred = Perceptual::new(&cpu, dropout)?;
         centred.centre(&cpu)?;
@@ -164,7 +163,7 @@ fn pictures() -> Vec<f32> {
         let mut image = [[colour(&mut rng); PICTURE]; PICTURE];
         for _ in 0..16 {
             let fill = colour(&mut rng);
-            // As many between 1 and 2 as between 16 and 32.
+            // Log-uniform: as many between 1 and 2 as between 16 and 32.
             let [height, width] = [(); 2].map(|()| 32f32.powf(rng.uniform()) as usize);
             let [top, left] = [(); 2].map(|()| rng.below(PICTURE as u32) as usize);
             for row in image.iter_mut().skip(top).take(height) {

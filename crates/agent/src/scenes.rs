@@ -3,10 +3,18 @@
 use engine::{Buffer, Device, Key, Rng, Stepper};
 
 use crate::picture::{Cell, to_bytes};
-use crate::train::TrainError;
-use crate::{Acting, Agent, Dreamer, Episode, Replay};
+use crate::{Acting, Action, Agent, Asked, Dream, Episode, Replay, ReplayError};
 
-type Result<T, E = TrainError> = std::result::Result<T, E>;
+/// Why a scene cannot be shown.
+#[derive(Debug, thiserror::Error)]
+pub enum SceneError {
+    #[error(transparent)]
+    Engine(#[from] engine::Error),
+    #[error(transparent)]
+    Replay(#[from] ReplayError),
+}
+
+type Result<T, E = SceneError> = std::result::Result<T, E>;
 
 /// Shows what is left of frames after encoding and decoding.
 pub struct Eye {
@@ -97,53 +105,57 @@ impl Scenes<'_> {
         Ok((out, tokens))
     }
 
-    /// A dream from each of the records, `horizon` steps long or until it ends.
+    /// A dream from each of the records, `horizon` steps long or until it ends. `progress` hears how many steps are done.
     pub fn dreams(
         &self,
         records: &[usize],
         horizon: usize,
         acting: Acting,
         key: Key,
+        mut progress: impl FnMut(usize),
     ) -> Result<Vec<Vec<Cell>>> {
-        let pixels = self.frame_size().pow(2) * 3;
-        let mut dreamer = Dreamer::new(self.device, self.agent, records.len(), horizon, self.burn_in, key)?;
-        let mut frames = vec![0.0; records.len() * self.burn_in * pixels];
-        let mut mask = vec![0; records.len() * self.burn_in];
-        let mut first = Vec::new();
-        for (row, &record) in records.iter().enumerate() {
+        let mut frames = Vec::with_capacity(records.len());
+        for &record in records {
             let before = self.before(record);
-            let (seen, tokens) = self.reconstructed(&self.recorded(record - before, before + 1)?)?;
-            let k = tokens.len() / seen.len().max(1);
-            first.extend_from_slice(&tokens[tokens.len() - k..]);
-            for (step, cell) in seen[..seen.len() - 1].iter().enumerate() {
-                let at = row * self.burn_in + self.burn_in - before + step;
-                mask[at] = 1;
-                let bytes = cell.frame.iter().map(|byte| f32::from(*byte) / 255.0);
-                frames[at * pixels..(at + 1) * pixels]
-                    .iter_mut()
-                    .zip(bytes)
-                    .for_each(|(to, from)| *to = from);
+            let cells = self.recorded(record - before, before + 1)?;
+            frames.push(cells.into_iter().flat_map(|cell| cell.frame).collect());
+        }
+        let mut rows: Vec<Vec<Cell>> = vec![Vec::new(); records.len()];
+        let mut dream = Dream::from_frames(self.device, self.agent, &frames, self.burn_in, key)?;
+        let mut seen: Vec<Vec<u8>> = dream.look(self.agent)?.into_iter().map(|frame| frame.pixels).collect();
+        let mut unfinished = Some(dream);
+        for t in 0..horizon {
+            let given;
+            let action = match acting {
+                Acting::Policy { temperature } => Action::Policy { temperature },
+                Acting::Given(actions) => {
+                    given = vec![actions.get(t).copied().unwrap_or_default(); records.len()];
+                    Action::Given(&given)
+                }
+            };
+            let last = t + 1 == horizon;
+            let moments = match (last, unfinished.take()) {
+                (false, Some(mut dream)) => {
+                    let moments = dream.step(self.agent, action, Asked::default())?;
+                    unfinished = Some(dream);
+                    moments
+                }
+                (true, Some(dream)) => dream.finish(self.agent, action, Asked::default())?,
+                (_, None) => Vec::new(),
+            };
+            for (row, (moment, frame)) in rows.iter_mut().zip(moments.into_iter().zip(&mut seen)) {
+                let next = moment.next.map_or(Vec::new(), |next| next.pixels);
+                let frame = std::mem::replace(frame, next);
+                if row.last().is_none_or(|cell| !cell.end) {
+                    row.push(Cell { frame, reward: moment.reward, end: moment.end });
+                }
+            }
+            progress(t + 1);
+            if rows.iter().all(|row| row.last().is_some_and(|cell| cell.end)) {
+                break;
             }
         }
-        let start = dreamer.start();
-        start.frames.write(&frames)?;
-        start.mask.write(&mask)?;
-        start.tokens.write(&first)?;
-        let dreamt = dreamer.dream(self.agent, acting)?;
-        let (frames, rewards, ends) =
-            (dreamt.frames.read::<f32>()?, dreamt.rewards.read::<f32>()?, dreamt.ends.read::<i32>()?);
-        let row = |row: usize| {
-            let steps = row * horizon..(row + 1) * horizon;
-            let last = steps.clone().find(|at| ends[*at] == 1).map_or(steps.end, |at| at + 1);
-            (steps.start..last)
-                .map(|at| Cell {
-                    frame: to_bytes(&frames[at * pixels..(at + 1) * pixels]),
-                    reward: rewards[at],
-                    end: ends[at] == 1,
-                })
-                .collect()
-        };
-        Ok((0..records.len()).map(row).collect())
+        Ok(rows)
     }
 
     /// Steps of the episode before a record, at most as many as the policy is warmed up with.

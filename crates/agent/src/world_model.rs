@@ -1,15 +1,16 @@
 //! The world model: a GPT over frame tokens and actions that predicts the next tokens, rewards and ends (paper, section 2.2).
 
 use engine::{
-    Activation, DecodeBlock, DecodeHead, Device, Error, Init, KvCache, Param, Params, Result, Tape, Tensor,
+    Activation, Buffer, DecodeBlock, DecodeHead, Device, Error, Init, KvCache, Param, Params, Result, Tape,
+    Tensor,
 };
 
 use crate::layers::{Builder, LAYER_NORM_EPSILON, Linear, LinearInit, Network, Norm};
 use crate::{TokenizerConfig, WorldModelConfig};
 
 /// Reward classes: the sign of the reward, plus one.
-const REWARDS: usize = 3;
-const ENDS: usize = 2;
+pub(crate) const REWARDS: usize = 3;
+pub(crate) const ENDS: usize = 2;
 
 pub struct WorldModel {
     pub config: WorldModelConfig,
@@ -81,6 +82,17 @@ impl WorldModelLosses {
 /// What a rollout remembers: keys and values of every position so far. How many positions there are is the caller's to count.
 pub struct Memory {
     cache: KvCache,
+}
+
+impl Memory {
+    pub(crate) fn buffers(&self) -> impl Iterator<Item = &Buffer> {
+        self.cache.buffers()
+    }
+
+    /// How queries [B, n, D] of a layer, at positions `at` to `at + n`, attend to every position -> [B, heads, n, at + n].
+    pub(crate) fn attention_weights(&self, layer: usize, queries: &[f32], at: usize) -> Result<Vec<f32>> {
+        self.cache.attention_weights(layer, queries, at)
+    }
 }
 
 impl WorldModel {
@@ -232,7 +244,7 @@ impl WorldModel {
         self.see(tape, memory, at, self.token_table, tokens)
     }
 
-    /// Passes an action i32 [B] through the model, at position `at` -> what it thinks [B, 1, D], before the final norm.
+    /// Passes an action i32 `[B]` through the model, at position `at` -> what it thinks [B, 1, D], before the final norm.
     pub fn see_action(&self, tape: &mut Tape, memory: &Memory, at: usize, actions: Tensor) -> Result<Tensor> {
         let actions = tape.reshape(actions, [actions.shape().len(), 1])?;
         self.see(tape, memory, at, self.action_table, actions)
@@ -254,6 +266,34 @@ impl WorldModel {
             x = block.cached(tape, params, &memory.cache, layer, at, x)?;
         }
         Ok(x)
+    }
+
+    /// Passes an action i32 [B, 1] and, if there are any, the frame tokens i32 [B, K] after it through the model, from position `at` on, and leaves
+    /// every layer's queries in buffers: what [`Memory::attention_weights`] needs. One op after the other instead of fused, and into a memory of its
+    /// own, since keys may come out with other last bits.
+    pub(crate) fn watch(
+        &self,
+        tape: &mut Tape,
+        memory: &Memory,
+        at: usize,
+        actions: Tensor,
+        tokens: Option<Tensor>,
+        queries: &[Buffer],
+    ) -> Result<()> {
+        let params = self.params();
+        let table = tape.param(params, self.action_table)?;
+        let mut x = tape.embedding(table, actions)?;
+        if let Some(tokens) = tokens {
+            let table = tape.param(params, self.token_table)?;
+            let tokens = tape.embedding(table, tokens)?;
+            x = tape.concat(&[x, tokens], 1)?;
+        }
+        let positions = tape.param(params, self.positions)?;
+        x = tape.add_positions(x, positions, at)?;
+        for (layer, (block, queries)) in self.blocks.iter().zip(queries).enumerate() {
+            x = block.watched(tape, params, &memory.cache, (layer, at), x, queries)?;
+        }
+        Ok(())
     }
 
     /// What the heads look at: a thought after the final norm.
@@ -351,6 +391,30 @@ impl Block {
             epsilon: LAYER_NORM_EPSILON,
         };
         tape.decode_block(x, &block, cache, layer, at)
+    }
+
+    /// The same by single ops, with the queries [B, n, D] left in a buffer.
+    fn watched(
+        &self,
+        tape: &mut Tape,
+        params: &Params,
+        cache: &KvCache,
+        (layer, at): (usize, usize),
+        x: Tensor,
+        queries: &Buffer,
+    ) -> Result<Tensor> {
+        let h = self.norm1.layer(tape, params, x)?;
+        let q = self.query.forward(tape, params, h)?;
+        tape.store(queries, 0, q)?;
+        let k = self.key.forward(tape, params, h)?;
+        let v = self.value.forward(tape, params, h)?;
+        let h = tape.cached_attention(q, k, v, cache, layer, at)?;
+        let h = self.projection.forward(tape, params, h)?;
+        let x = tape.add(h, x)?;
+        let h = self.norm2.layer(tape, params, x)?;
+        let h = self.expand.activated(tape, params, h, Activation::Gelu)?;
+        let h = self.contract.forward(tape, params, h)?;
+        tape.add(h, x)
     }
 }
 

@@ -3,30 +3,13 @@
 
 use std::path::PathBuf;
 
-use agent::{
-    Acting, ActorCriticConfig, Agent, AgentConfig, CheckpointError, Dreamer, Policy, Returns,
-    TokenizerConfig, WorldModelConfig,
-};
+use agent::{Acting, Agent, AgentConfig, CheckpointError, Dreamer, Policy, Returns};
 use engine::{Buffer, Device, Key, Lstm, Result, Rng, Stepper};
 
-/// Small, with the paper's 16 tokens per frame and 20 steps.
-fn small() -> AgentConfig {
-    AgentConfig {
-        actions: 5,
-        tokenizer: TokenizerConfig {
-            frame_size: 8,
-            channels: 8,
-            resolutions: 2,
-            residual_blocks: 1,
-            attention_sizes: vec![4],
-            groups: 4,
-            vocabulary: 11,
-            embedding: 6,
-        },
-        world_model: WorldModelConfig { layers: 3, width: 32, init_std: 0.3, ..WorldModelConfig::default() },
-        actor_critic: ActorCriticConfig { channels: vec![4, 6], hidden: 7, ..ActorCriticConfig::default() },
-    }
-}
+#[path = "common/small.rs"]
+mod small;
+
+use small::small;
 
 fn integers(device: &Device, name: &str, shape: &[usize], below: u32) -> Buffer {
     let buffer = device.buffer::<i32>(name, engine::Shape::try_from(shape).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! The actions of the console.
+//! The actions of a joystick.
 
 /// What a player can do with a joystick of eight directions and a button. The numbers are ALE's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! The games and the checksums of their ROMs.
+//! The 26 ROMs that can be played.
 
 use std::ffi::CStr;
 

@@ -1,4 +1,4 @@
-//! The emulator: a safe handle around the C++ shim.
+//! A safe API over the C++ shim.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr::{NonNull, null_mut};

@@ -42,7 +42,7 @@ pub fn import(args: ImportArgs) -> Result<()> {
 pub fn export(args: ExportArgs) -> Result<()> {
     let device = Device::cpu(None)?;
     if is_inside(&args.out, &args.agent) {
-        bail!("{} is part of what is to be exported: choose another file", args.out.display());
+        bail!("{} belongs to the agent being exported: choose another file", args.out.display());
     }
     let (agent, perceptual) = match Agent::is_in(&args.agent) {
         true => Agent::load(&device, &args.agent)?,
@@ -52,13 +52,13 @@ pub fn export(args: ExportArgs) -> Result<()> {
     say!("exported to {}", args.out.display());
     if perceptual.is_none() {
         say!(
-            "the perceptual network is not part of this agent: load with strict=False, or build the tokenizer without it"
+            "the agent has no perceptual network: load it with strict=False, or build the tokenizer without one"
         );
     }
     Ok(())
 }
 
-/// Whether a file is there and is one that the agent or run in `folder` is made of.
+/// Whether a file exists and belongs to the agent or run in `folder`.
 fn is_inside(file: &Path, folder: &Path) -> bool {
     let (Ok(file), Ok(folder)) = (file.canonicalize(), folder.canonicalize()) else { return false };
     file == folder.join("agent.safetensors") || file.starts_with(folder.join("checkpoints"))

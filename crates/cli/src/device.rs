@@ -1,7 +1,7 @@
 //! The device that a command computes on.
 
 use anyhow::{Result, anyhow};
-use engine::{Device, Error, Precision};
+use engine::{Device, DeviceKind, Error, Precision};
 
 use crate::args::{DeviceArgs, DeviceName, PrecisionName};
 use crate::output::program;
@@ -10,18 +10,18 @@ use crate::words::counted;
 impl DeviceArgs {
     /// The device that was asked for.
     pub fn open(&self) -> Result<Device> {
-        let name = match self.device {
-            DeviceName::Auto => "auto",
-            DeviceName::Cuda => "cuda",
-            DeviceName::Cpu => "cpu",
+        let kind = match self.device {
+            DeviceName::Auto => DeviceKind::Auto,
+            DeviceName::Cuda => DeviceKind::Cuda,
+            DeviceName::Cpu => DeviceKind::Cpu,
         };
         let precision = match self.precision {
             PrecisionName::Bf16 => Precision::Bf16,
             PrecisionName::F32 => Precision::F32,
         };
-        Device::named(name, precision, self.threads).map_err(|error| match error {
-            Error::NoGpu { .. } => {
-                anyhow!("{error}. `{} doctor` says more, and --device cpu does without one", program())
+        Device::open(kind, precision, self.threads).map_err(|error| match error {
+            Error::NoGpu { .. } | Error::Gpu { .. } => {
+                anyhow!("{error}. `{} doctor` shows what is missing; --device cpu needs no GPU", program())
             }
             other => other.into(),
         })

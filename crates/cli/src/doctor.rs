@@ -17,7 +17,7 @@ pub fn run() -> Result<()> {
     line("CPU", &processor());
     let has_gpu = gpu();
     failures.extend(atari());
-    say!("\nself-test: losses of three tiny networks after a moment of training");
+    say!("\nself-test: losses of three tiny networks after ten training steps");
     let test = Selftest::new()?;
     failures.extend(test_cpu(&test)?);
     if has_gpu {
@@ -25,7 +25,7 @@ pub fn run() -> Result<()> {
     }
     match failures.is_empty() {
         true => Ok(()),
-        false => bail!("something does not work: {}", failures.join("; ")),
+        false => bail!("these checks failed: {}", failures.join("; ")),
     }
 }
 
@@ -40,7 +40,7 @@ fn test_cpu(test: &Selftest) -> Result<Option<String>> {
     Ok((!test.passes(&name, &device, 0.0)).then_some(name))
 }
 
-/// What failed. A GPU that cannot be used is not tested.
+/// The names of what failed. A GPU that cannot be used is not tested.
 fn test_gpu(test: &Selftest) -> Vec<String> {
     let mut failures = Vec::new();
     for (precision, name, tolerance) in
@@ -80,7 +80,7 @@ fn processor() -> String {
     format!("{name}, {}, {}{memory}", counted(cores, "core"), engine::instructions())
 }
 
-/// The first value under `key` in a file of lines `key: value`, such as Linux keeps about itself.
+/// The first value under `key` in a file of lines `key: value`, as in Linux's /proc.
 fn value_of(file: &str, key: &str) -> Option<String> {
     let text = std::fs::read_to_string(file).ok()?;
     let mut pairs = text.lines().filter_map(|line| line.split_once(':'));
@@ -100,7 +100,7 @@ fn gpu() -> bool {
     false
 }
 
-/// Says which GPU there is, and what it needs. Returns whether there is one to test.
+/// Prints the GPU, its driver and libraries. Returns whether there is a GPU to test.
 #[cfg(feature = "cuda")]
 fn gpu() -> bool {
     let report = engine::gpu_report();
@@ -146,7 +146,7 @@ fn atari() -> Vec<String> {
     Vec::new()
 }
 
-/// Says which ROMs there are. Those that are there and cannot be used have failed.
+/// Says which ROMs were found, and returns those that are present but unusable.
 #[cfg(feature = "atari")]
 fn atari() -> Vec<String> {
     let roms = envs::atari::roms();

@@ -10,6 +10,7 @@ use envs::{Game, Purpose};
 use crate::args::DreamArgs;
 use crate::config::suggestion;
 use crate::output::{say, tell, warn};
+use crate::progress::Progress;
 
 /// Hundredths of a second per step of the animation.
 const DELAY: u16 = 25;
@@ -33,7 +34,10 @@ pub fn run(args: DreamArgs) -> Result<()> {
         None => (steps, Acting::Policy { temperature: args.temperature }),
     };
     tell!("{} on {}", config.env, args.device.describe(&device));
-    let dreams = scenes.dreams(&vec![from; args.futures], steps, acting, Key::new(args.seed, 0))?;
+    let progress = Progress::new("dreaming", steps);
+    let key = Key::new(args.seed, 0);
+    let dreams = scenes.dreams(&vec![from; args.futures], steps, acting, key, |done| progress.set(done))?;
+    drop(progress);
     let mut rows = vec![scenes.recorded(from, steps)?];
     rows.extend(dreams);
 

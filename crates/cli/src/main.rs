@@ -1,4 +1,4 @@
-//! The program `iris`.
+//! The program: everything is in the library, so that programs with games of their own can be one too.
 
 use std::process::ExitCode;
 

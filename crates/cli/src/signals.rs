@@ -34,11 +34,13 @@ impl Stop {
         let asked = stop.clone();
         let wait = move || {
             for signal in signals.forever() {
-                match asked.0.swap(true, Ordering::Relaxed) {
-                    false => announce(),
+                if asked.0.load(Ordering::Relaxed) {
                     // A run survives being killed at any moment. Shells add 128 to the signal, too.
-                    true => std::process::exit(128 + signal),
+                    std::process::exit(128 + signal);
                 }
+                // First: a run that stops at once ends the process.
+                announce();
+                asked.0.store(true, Ordering::Relaxed);
             }
         };
         let thread = std::thread::Builder::new().name("signals".into()).spawn(wait);

@@ -1,4 +1,4 @@
-//! Where commands that use an agent take it from: a run, or a folder that `iris import` made.
+//! Loads the agent that a command uses: from a run, or from a folder that `iris import` made.
 
 use agent::Agent;
 use agent::train::Run;
@@ -24,7 +24,7 @@ impl Source {
         let (agent, game) = match (Agent::is_in(folder), env) {
             (true, Some(env)) => (Agent::load(&device, folder)?.0, Game::find(env)?),
             (true, None) => {
-                bail!("{} holds an agent, which does not say what it plays: add --env", folder.display())
+                bail!("{} holds an agent without the name of its game: add --env GAME", folder.display())
             }
             (false, _) => {
                 let (config, agent) = Run::newest_agent(&device, folder, warn)?;

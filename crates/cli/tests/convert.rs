@@ -226,7 +226,7 @@ fn bad_agents_are_not_exported() {
     let own = format!("{agent}/agent.safetensors");
     let before = std::fs::read(&own).unwrap();
     let error = stderr(&iris(&["export", &agent, "--out", &own]));
-    assert!(error.contains("is part of what is to be exported"), "{error}");
+    assert!(error.contains("belongs to the agent being exported"), "{error}");
     assert!(std::fs::read(&own).unwrap() == before);
     // An agent and a run do not share a folder.
     let error = stderr(&iris(&["train", "epochs=1", "--out", &agent]));

@@ -49,7 +49,7 @@ fn a_gpu_that_is_not_there_is_refused_and_nothing_is_written() {
         let text = stderr(&output);
         assert!(!output.status.success() && text.lines().count() == 1, "{text}");
         assert!(text.starts_with("error: no GPU can be used: ") && advice(&text), "{text}");
-        assert!(text.contains("`iris doctor` says more, and --device cpu does without one"), "{text}");
+        assert!(text.contains("doctor` shows what is missing; --device cpu needs no GPU"), "{text}");
     };
     refused(train(&run, &["--device", "cuda"]));
     assert!(!run.exists());

@@ -46,7 +46,7 @@ fn a_run_goes_through_every_phase_and_can_be_evaluated() {
     let export =
         iris().arg("export").arg(run.join("checkpoints/000004")).arg("--out").arg(&file).output().unwrap();
     assert!(!export.status.success() && !file.exists());
-    assert!(stderr(&export).contains("has nothing like actor_critic.skip"), "{}", stderr(&export));
+    assert!(stderr(&export).contains("has no actor_critic.skip"), "{}", stderr(&export));
 
     let evaluate = |episodes: &str| {
         let arguments = ["--json", "--episodes", episodes, "--seed", "1"];
@@ -341,6 +341,18 @@ fn the_printed_config_is_one_that_train_takes() {
     let missing = games.lines().filter(|line| line.contains("(not in this build)")).count();
     assert_eq!(missing, if cfg!(feature = "atari") { 0 } else { 26 }, "{games}");
     assert!(["catch", "pong", "breakout", "freeway"].iter().all(|name| games.contains(name)), "{games}");
+}
+
+/// Results do not depend on how much of the replay is kept on the device.
+#[test]
+fn a_small_replay_cache_changes_no_bit() {
+    let scratch = Scratch::new("cache");
+    let (whole, small) = (scratch.0.join("whole"), scratch.0.join("small"));
+    assert!(train(&whole, &[]).status.success());
+    let mut command = iris();
+    command.env("IRIS_REPLAY_CACHE_MIB", "0").arg("train").args(SMALL).arg("--out").arg(&small);
+    assert!(command.output().unwrap().status.success());
+    assert!(common::results(&whole) == common::results(&small));
 }
 
 /// The README's example of a game of one's own, built beside the tests.

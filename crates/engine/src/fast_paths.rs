@@ -6,12 +6,15 @@ use crate::{DType, Device};
 /// The shapes that decide.
 #[derive(Clone, Copy, Debug)]
 pub struct NetworkShapes {
-    /// Channels of the convolutions, and groups of their norms.
+    /// Channels of the convolutions.
     pub channels: usize,
+    /// Groups of their norms.
     pub groups: usize,
-    /// Width and heads of the transformer, and width of its hidden layers.
+    /// Width of the transformer.
     pub width: usize,
+    /// Heads of its attention.
     pub heads: usize,
+    /// Width of its hidden layers.
     pub hidden: usize,
 }
 

@@ -40,11 +40,14 @@
 
 // Without `cuda`, `Gpu` is uninhabited and every branch on it is dead code.
 #![cfg_attr(not(feature = "cuda"), allow(dead_code, unreachable_code))]
+#![warn(missing_docs)]
 
 mod backend;
+mod buffer;
 mod cpu;
 mod cuda;
 mod device;
+mod dtype;
 mod error;
 mod fast_paths;
 mod memory;
@@ -60,11 +63,15 @@ mod tape;
 mod testing;
 #[cfg(test)]
 mod tests;
+#[cfg(any(test, feature = "testing"))]
+mod under_test;
 
+pub use buffer::Buffer;
 pub use cpu::instructions;
 #[cfg(feature = "cuda")]
 pub use cuda::{GpuReport, Library, gpu_report, libraries, library_folders};
-pub use device::{Buffer, DType, Device, Element, Precision};
+pub use device::{Device, DeviceKind};
+pub use dtype::{DType, Element, Precision};
 pub use error::{Error, Result};
 pub use fast_paths::NetworkShapes;
 pub use ops::{

@@ -134,6 +134,14 @@ pub(crate) struct Arena {
     total: usize,
 }
 
+/// The memory of all steps of a GPU. Captured steps keep using the blocks they were captured with.
+#[derive(Default)]
+pub(crate) struct StepMemory {
+    pub arena: Arena,
+    /// Counts the times that some of it was lost: what was captured before must not run again.
+    pub losses: u64,
+}
+
 /// How many times larger than asked for a block of a GPU may be: steps of different shapes share an arena there.
 const LARGER: usize = 4;
 

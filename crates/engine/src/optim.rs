@@ -2,16 +2,22 @@
 
 use std::hash::{Hash, Hasher};
 
+use crate::backend::Backend;
 use crate::cpu::{self, multiversion};
-use crate::cuda::{Grid, kernels};
+use crate::cuda::{Gpu, Grid, kernels};
+use crate::memory::Block;
+use crate::params::Training;
 use crate::{Buffer, DType, Error, Params, Result, Tape, Tensor};
 
 /// How parameters are updated. The learning rate is not among the settings: it lies in a buffer, so that a captured step can be replayed at
 /// another one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adam {
+    /// Decay of the gradient's running mean.
     pub beta1: f32,
+    /// Decay of the running mean of its square.
     pub beta2: f32,
+    /// Added to the root of that mean before dividing by it.
     pub epsilon: f32,
     /// Decoupled (AdamW), only for parameters declared as decayed.
     pub weight_decay: f32,
@@ -36,7 +42,7 @@ impl Hash for Adam {
 const CHUNK: usize = 4096;
 
 impl Tape {
-    /// Updates `params` from the gradients of the last [`backward`](Tape::backward), at the learning rate in `rate` (f32 [1]). Returns the
+    /// Updates `params` from the gradients of the last [`backward`](Tape::backward), at the learning rate in `rate` (f32 `[1]`). Returns the
     /// gradient's global norm before clipping. A norm that is not finite changes nothing and is an error.
     pub fn adam(&mut self, params: &Params, rate: &Buffer, adam: &Adam) -> Result<Tensor> {
         let Some(training) = &params.training else {
@@ -49,9 +55,20 @@ impl Tape {
         if !self.use_gradients(params) {
             return Err(Error::NoGradient { op: "adam" });
         }
-        if self.gpu().is_some() {
-            return self.gpu_adam(params, rate, adam);
-        }
+        let norm = match self.backend() {
+            Backend::Cpu => self.cpu_adam(params, training, rate, adam)?,
+            Backend::Cuda(gpu) => self.gpu_adam(&gpu, params, training, rate, adam)?,
+        };
+        Ok(self.push(norm, [], DType::F32, false))
+    }
+
+    fn cpu_adam(
+        &mut self,
+        params: &Params,
+        training: &Training,
+        rate: &Buffer,
+        adam: &Adam,
+    ) -> Result<Block> {
         let learning_rate = self.buffer(rate)?;
         let learning_rate = self.f32(learning_rate)[0];
         let mut parts = self.scratch(training.gradients.shape().len().div_ceil(CHUNK))?;
@@ -103,16 +120,20 @@ impl Tape {
         })?;
         let mut out = self.alloc(1, DType::F32)?;
         out.f32_mut()[0] = norm;
-        Ok(self.push(out, [], DType::F32, false))
+        Ok(out)
     }
 
-    /// The same without the host: what the update needs is computed where it is needed.
-    fn gpu_adam(&mut self, params: &Params, rate: &Buffer, adam: &Adam) -> Result<Tensor> {
-        let Some(training) = &params.training else {
-            return Err(Error::Frozen { name: params.name().to_string() });
-        };
+    /// Without the host: a kernel computes the factors of the update from the norm.
+    fn gpu_adam(
+        &mut self,
+        gpu: &Gpu,
+        params: &Params,
+        training: &Training,
+        rate: &Buffer,
+        adam: &Adam,
+    ) -> Result<Block> {
         let n = params.values.shape().len();
-        let count = self.parts(n);
+        let count = Grid::parts(gpu, n);
         let (sums, factors) = (self.scratch(2 * count)?, self.scratch(5)?);
         let norm = self.alloc(1, DType::F32)?;
         let [values, gradients, first, second, updates, decayed] = [
@@ -126,43 +147,41 @@ impl Tape {
         .map(|buffer| self.buffer_at(buffer));
         let (gradients, updates, rate) = (gradients?, updates?, self.buffer_at(rate)?);
         let narrow = params.narrow.as_ref().map(|copy| self.buffer_at(copy)).transpose()?;
-        if let Some(gpu) = self.gpu() {
-            kernels::squares(gpu, Grid::blocks(count), gradients, sums.at(), n)?;
-            kernels::adam_factors(
-                gpu,
-                Grid::blocks(1),
-                sums.at(),
-                count,
-                updates,
-                norm.at(),
-                factors.at(),
-                rate,
-                adam.beta1,
-                adam.beta2,
-                adam.weight_decay,
-                adam.max_grad_norm,
-                gpu.op("the gradient's norm"),
-                gpu.fault(),
-            )?;
-            kernels::adam(
-                gpu,
-                Grid::elements(gpu, n),
-                values?,
-                narrow.unwrap_or(0),
-                gradients,
-                first?,
-                second?,
-                decayed?,
-                factors.at(),
-                adam.beta1,
-                adam.beta2,
-                adam.epsilon,
-                n,
-            )?;
-        }
+        kernels::squares(gpu, Grid::blocks(count), gradients, sums.at(), n)?;
+        kernels::adam_factors(
+            gpu,
+            Grid::blocks(1),
+            sums.at(),
+            count,
+            updates,
+            norm.at(),
+            factors.at(),
+            rate,
+            adam.beta1,
+            adam.beta2,
+            adam.weight_decay,
+            adam.max_grad_norm,
+            gpu.op("the gradient's norm"),
+            gpu.fault(),
+        )?;
+        kernels::adam(
+            gpu,
+            Grid::elements(gpu, n),
+            values?,
+            narrow.unwrap_or(0),
+            gradients,
+            first?,
+            second?,
+            decayed?,
+            factors.at(),
+            adam.beta1,
+            adam.beta2,
+            adam.epsilon,
+            n,
+        )?;
         self.give_back(sums);
         self.give_back(factors);
-        Ok(self.push(norm, [], DType::F32, false))
+        Ok(norm)
     }
 }
 

@@ -9,6 +9,7 @@ const ALIGN: usize = 16;
 /// How a parameter starts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
+    /// Every element is this number.
     Constant(f32),
     /// Normal with this standard deviation.
     Normal(f32),
@@ -19,8 +20,11 @@ pub enum Init {
 /// One named parameter in its network's flat buffer.
 #[derive(Clone, Debug)]
 pub struct ParamSpec {
+    /// Its name in checkpoints, such as "decoder.0.weight".
     pub name: String,
+    /// Its dimensions.
     pub shape: Shape,
+    /// How it starts.
     pub init: Init,
     /// Whether weight decay applies to it.
     pub decay: bool,
@@ -43,6 +47,7 @@ pub struct ParamsBuilder {
 }
 
 impl ParamsBuilder {
+    /// No parameters yet.
     pub fn new() -> ParamsBuilder {
         ParamsBuilder::default()
     }
@@ -148,10 +153,12 @@ pub(crate) struct Training {
 }
 
 impl Params {
+    /// The network's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
+    /// The parameters, in the order of their declaration.
     pub fn specs(&self) -> &[ParamSpec] {
         &self.specs
     }
@@ -166,11 +173,13 @@ impl Params {
         found.ok_or_else(|| Error::UnknownParameter { name: name.to_string() })
     }
 
+    /// A copy of one parameter's values.
     pub fn get(&self, name: &str) -> Result<Vec<f32>> {
         let spec = self.spec(name)?;
         self.values.read_range(spec.offset, spec.offset + spec.shape.len())
     }
 
+    /// Replaces one parameter's values.
     pub fn set(&self, name: &str, values: &[f32]) -> Result<()> {
         let spec = self.spec(name)?;
         let expected = spec.shape.len();

@@ -17,6 +17,7 @@ pub struct Key {
 }
 
 impl Key {
+    /// The first step of a stream.
     pub fn new(seed: u64, stream: u32) -> Key {
         Key { seed, stream, step: 0 }
     }
@@ -94,10 +95,12 @@ pub struct Rng {
 }
 
 impl Rng {
+    /// The sequence of a key, from its beginning.
     pub fn new(key: Key) -> Rng {
         Rng { site: key.site(u32::MAX), next: 0, batch: [0; BATCH] }
     }
 
+    /// The next 32 random bits.
     pub fn next_u32(&mut self) -> u32 {
         let at = self.next % BATCH;
         if at == 0 {

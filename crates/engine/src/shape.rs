@@ -12,12 +12,15 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// No dimensions: one element.
     pub const SCALAR: Shape = Shape { dims: [1; MAX_RANK], rank: 0 };
 
+    /// The dimensions.
     pub fn dims(&self) -> &[usize] {
         &self.dims[..self.rank]
     }
 
+    /// The number of dimensions.
     pub fn rank(&self) -> usize {
         self.rank
     }
@@ -28,6 +31,7 @@ impl Shape {
         self.dims().iter().fold(1, |n: usize, &d| n.saturating_mul(d))
     }
 
+    /// Whether a dimension is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -5,8 +5,9 @@ use std::collections::hash_map::Entry;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
+use crate::backend::Backend;
+use crate::buffer::Slot;
 use crate::cuda::{Gpu, Graph};
-use crate::device::Slot;
 use crate::memory::Arena;
 use crate::tape::Tape;
 use crate::{Device, Error, Key, Result};
@@ -86,6 +87,7 @@ enum Capture {
 }
 
 impl Stepper {
+    /// Runs steps on a device, the first with the randomness of `key`.
     pub fn new(device: &Device, key: Key) -> Stepper {
         Stepper { tape: Tape::new(device.clone(), key), captured: HashMap::new(), losses: 0 }
     }
@@ -95,6 +97,7 @@ impl Stepper {
         self.tape.key
     }
 
+    /// Sets the randomness of the next step.
     pub fn set_key(&mut self, key: Key) {
         self.tape.key = key;
     }
@@ -102,9 +105,9 @@ impl Stepper {
     /// Bytes of the arena, which keeps every block it ever handed out: with steps of the same shapes, the most they need at once. On a GPU that
     /// of all steppers.
     pub fn arena_bytes(&self) -> usize {
-        match self.tape.device.gpu() {
-            Some(gpu) => gpu.turn().arena.bytes(),
-            None => self.tape.arena.bytes(),
+        match self.tape.device.backend() {
+            Backend::Cpu => self.tape.arena.bytes(),
+            Backend::Cuda(_) => self.tape.device.step_memory().arena.bytes(),
         }
     }
 
@@ -113,9 +116,9 @@ impl Stepper {
         &mut self,
         step: impl FnOnce(&mut Tape) -> Result<R, E> + Send,
     ) -> Result<R, E> {
-        self.tape.recording = false;
+        self.tape.with_gradients = false;
         let result = self.run(step);
-        self.tape.recording = true;
+        self.tape.with_gradients = true;
         result
     }
 
@@ -143,8 +146,8 @@ impl Stepper {
     /// Lends the tape the memory that all steps of a GPU share.
     fn in_turn<R, E>(&mut self, work: impl FnOnce(&mut Stepper) -> Result<R, E>) -> Result<R, E> {
         let device = self.tape.device.clone();
-        let Some(gpu) = device.gpu() else { return work(self) };
-        let mut turn = gpu.turn();
+        let Backend::Cuda(_) = device.backend() else { return work(self) };
+        let mut turn = device.step_memory();
         if self.losses != turn.losses {
             self.losses = turn.losses;
             self.captured.clear();
@@ -171,7 +174,7 @@ impl Stepper {
         step: impl Fn(&mut Tape) -> Result<(), E> + Send,
     ) -> Result<(), E> {
         let device = self.tape.device.clone();
-        let Some(gpu) = device.gpu() else { return self.run(step) };
+        let Backend::Cuda(gpu) = device.backend() else { return self.run(step) };
         self.in_turn(|stepper| {
             if let Entry::Vacant(first) = stepper.captured.entry(id) {
                 first.insert(Capture::Warm);
@@ -194,10 +197,10 @@ impl Stepper {
         id: StepId,
         step: impl Fn(&mut Tape) -> Result<(), E>,
     ) -> Result<(), E> {
-        let recording = gpu.begin_recording()?;
+        let capture = gpu.begin_capture()?;
         let result = step(&mut self.tape);
         let slots = self.tape.bound_slots();
-        let graph = recording.end();
+        let graph = capture.end();
         self.tape.reset();
         result?;
         let graph = graph?;
@@ -222,9 +225,9 @@ impl Stepper {
         id: StepId,
         step: impl Fn(&mut Tape) -> Result<(), E> + Send,
     ) -> Result<(), E> {
-        self.tape.recording = false;
+        self.tape.with_gradients = false;
         let result = self.run_captured(id, step);
-        self.tape.recording = true;
+        self.tape.with_gradients = true;
         result
     }
 }

@@ -1,6 +1,6 @@
 //! Tables and figures of the Atari 100k benchmark from score files, after "Deep RL at the Edge of the Statistical Precipice".
 //!
-//! [`gather`] finds the agents, [`Report::new`] computes, [`write`] makes the files. Nothing here knows what an agent is made of.
+//! [`gather`] finds the agents, [`Report::new`] computes, [`write()`] makes the files. Nothing here knows what an agent is made of.
 
 mod agents;
 mod bootstrap;

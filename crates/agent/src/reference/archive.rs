@@ -18,7 +18,7 @@ pub struct Archive {
     /// The folder inside the zip that everything lies in.
     folder: String,
     tensors: Vec<(String, Arc<TensorSpec>)>,
-    /// Bytes of storages that may still be read: tensors can share one, but not so that most of the time goes into reading it again.
+    /// Bytes of storages that may still be read. Tensors can share a storage; the limit bounds how often it is read again.
     readable: u64,
 }
 
@@ -46,7 +46,7 @@ impl Archive {
         }
         let bytes = entry(&mut zip, &pickle).map_err(not_pytorch)?;
         let tensors = read_state_dict(&bytes).map_err(refused)?;
-        // What the pickle says about a storage must be true before anyone counts on it.
+        // The pickle's claims about storages are checked before they are used.
         for (name, spec) in &tensors {
             let file = format!("{folder}data/{}", spec.key);
             let size = zip.by_name(&file).map_err(|e| not_pytorch(format!("entry {file}: {e}")))?.size();

@@ -14,7 +14,7 @@ pub struct TrainConfig {
     pub env: String,
     /// Seed of all random numbers of the run.
     pub seed: u64,
-    /// Number of epochs. Each collects steps of the game, then updates the three networks.
+    /// Number of epochs; each plays, then updates the networks (see `collection` and the three schedules).
     pub epochs: usize,
     pub agent: AgentConfig,
     pub collection: CollectionConfig,
@@ -175,11 +175,11 @@ fn collect_docs(schema: &serde_json::Value, path: &str, docs: &mut BTreeMap<Stri
 pub struct CollectionConfig {
     /// Steps collected per epoch.
     pub steps: usize,
-    /// Epochs that collect steps; later ones only learn.
+    /// Number of epochs that play; later ones only learn.
     pub epochs: usize,
     /// First epochs, in which actions are uniformly random.
     pub random_epochs: usize,
-    /// Probability of a random action in the epochs after them.
+    /// Probability of a random action afterwards.
     pub epsilon: f32,
     /// Sampling temperature of the policy while it collects.
     pub temperature: f32,
@@ -195,9 +195,9 @@ impl Default for CollectionConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Schedule {
-    /// Epochs before the first update of this network.
+    /// Epochs before this network starts to learn.
     pub start_after: usize,
-    /// Updates in the first of its epochs; 0 means `updates`.
+    /// Updates in its first epoch of learning; 0 for as many as in the others.
     pub first_updates: usize,
     /// Updates per epoch.
     pub updates: usize,
@@ -207,7 +207,7 @@ pub struct Schedule {
     pub learning_rate: f32,
     /// Learning rate of the last epoch, reached by linear decay; 0 disables the decay.
     pub final_learning_rate: f32,
-    /// Gradient clipping: gradients with a larger norm are scaled down to this norm.
+    /// Gradient clipping: a gradient with a larger norm is scaled down to it.
     pub max_grad_norm: f32,
 }
 
@@ -313,9 +313,9 @@ impl Default for WorldModelTraining {
 #[serde(deny_unknown_fields, default)]
 pub struct ActorCriticTraining {
     pub schedule: Schedule,
-    /// Steps of a dream.
+    /// Imagined steps per dream.
     pub horizon: usize,
-    /// Recorded frames before a dream that warm up the LSTM of the policy.
+    /// Frames before the dream that warm up the policy's LSTM.
     pub burn_in: usize,
     pub returns: Returns,
 }

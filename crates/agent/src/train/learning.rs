@@ -9,7 +9,7 @@ use crate::{Acting, Agent, Dreamer};
 
 impl Trainer {
     pub(super) fn learn_tokenizer(&mut self, epoch: &mut Epoch) -> Result<()> {
-        self.cache.check_room(&self.replay);
+        self.cache.follow(&self.replay);
         let schedule = self.config.tokenizer.schedule.clone();
         let updates = schedule.updates_in(self.epoch);
         let mut rng = Rng::new(self.key(Stream::TokenizerBatches));
@@ -70,32 +70,28 @@ impl Trainer {
         schedule.learning_rate_in(self.epoch, self.config.epochs)
     }
 
-    /// Before an epoch's batches: the tokens of all their records, and what they are rendered as, if there are tables for them. The segments are drawn once
-    /// more for it: those of a whole epoch need not fit into memory.
+    /// Before an epoch's batches: the tokens of all their records, and their reconstructions. The segments are drawn once more for it: those of a whole epoch
+    /// need not fit into memory.
     fn prepare(
         &mut self,
         epoch: &mut Epoch,
         coming: Coming,
         mut draw: impl FnMut(&Replay) -> Segment,
     ) -> Result<()> {
-        /// After how many records it may be stopped.
+        /// Records at a time.
         const PART: usize = 1 << 14;
-        if !self.cache.has_tables() {
-            return Ok(());
-        }
+        /// Draws per step of the replay, after which hardly a record is left that was not drawn.
+        const ENOUGH: usize = 64;
         let Trainer { cache, agent, replay, .. } = self;
-        let segments = coming.updates.saturating_mul(coming.batch);
-        let mut records = (0..segments).flat_map(|_| draw(replay).records());
+        let Coming { phase, updates, batch, rendered } = coming;
+        let segments = (0..updates.saturating_mul(batch)).flat_map(|_| draw(replay).records());
+        let mut records = segments.take(ENOUGH * replay.steps());
         loop {
             let part: Vec<usize> = records.by_ref().take(PART).collect();
             if part.is_empty() {
                 return Ok(());
             }
-            cache.tokenise(agent, replay, &part)?;
-            if coming.rendered {
-                cache.render(agent, &part)?;
-            }
-            epoch.progress(coming.phase, 0, coming.updates)?;
+            cache.prepare(agent, replay, &part, rendered, &mut || epoch.progress(phase, 0, updates))?;
         }
     }
 }

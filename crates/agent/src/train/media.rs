@@ -9,7 +9,7 @@ use super::{Result, TrainError, Trainer};
 use crate::Acting;
 use crate::files::{FileError, failed};
 use crate::picture::{Cell, Picture, write_gif};
-use crate::scenes::Scenes;
+use crate::scenes::{SceneError, Scenes};
 
 /// Frames of a strip of reconstructions.
 const FRAMES: usize = 10;
@@ -73,15 +73,24 @@ impl Trainer {
             let start = scenes.choose_start(&mut rng, horizon);
             let recorded = scenes.recorded(start, horizon)?;
             let actions = scenes.recorded_actions(start, horizon)?;
-            let mut rows = scenes.dreams(&[start], actions.len(), Acting::Given(&actions), key)?;
+            let mut rows = scenes.dreams(&[start], actions.len(), Acting::Given(&actions), key, |_| {})?;
             rows.insert(0, recorded);
             strip("foresight.png", &rows)?;
             let starts: Vec<usize> = (0..DREAMS).map(|_| self.replay.sample_step(&mut rng)).collect();
-            let rows = scenes.dreams(&starts, horizon, Acting::Policy { temperature: 1.0 }, key)?;
+            let rows = scenes.dreams(&starts, horizon, Acting::Policy { temperature: 1.0 }, key, |_| {})?;
             strip("dream.png", &rows)?;
             animation("dream.gif", &rows)?;
         }
         Ok(tells_apart)
+    }
+}
+
+impl From<SceneError> for TrainError {
+    fn from(error: SceneError) -> TrainError {
+        match error {
+            SceneError::Engine(error) => error.into(),
+            SceneError::Replay(error) => error.into(),
+        }
     }
 }
 

@@ -31,7 +31,7 @@ pub(crate) use run::{optimisers, state};
 
 use crate::replay::Replay;
 use crate::{Agent, Dreamer, Perceptual, Player};
-use cache::Cache;
+use cache::{Cache, Capacity};
 use phase::Stream;
 
 type Result<T, E = TrainError> = std::result::Result<T, E>;
@@ -136,7 +136,7 @@ impl Trainer {
         let actor_critic = ActorCriticObjective::new(dreamer.trajectories().clone(), p.returns);
         Ok(Trainer {
             player: Player::new(device, &agent, 1)?,
-            cache: Cache::new(device, &agent, replay_rows(&config), t.schedule.batch)?,
+            cache: Cache::new(device, &agent, Capacity::new(device, &config))?,
             tokenizer: learner(device, tokenizer, &t.schedule, 0.0)?,
             world_model: learner(device, world_model, &w.schedule, w.weight_decay)?,
             actor_critic: learner(device, actor_critic, &p.schedule, 0.0)?,
@@ -185,12 +185,4 @@ fn perceptual(device: &Device, config: &TokenizerTraining) -> Result<Option<Perc
             Ok(Some(perceptual))
         }
     }
-}
-
-/// The most steps the replay holds at once: what is collected, or what is kept of it and a long episode beyond.
-fn replay_rows(config: &TrainConfig) -> usize {
-    let frame_bytes = config.agent.tokenizer.frame_size.pow(2) * 3;
-    let kept = config.replay.steps(Replay::step_bytes(frame_bytes));
-    let epochs = config.collection.epochs.min(config.epochs);
-    config.collection.steps.saturating_mul(epochs).min(kept + kept / 4).max(1)
 }

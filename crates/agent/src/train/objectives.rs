@@ -1,4 +1,4 @@
-//! What each of the three networks is trained for. A new loss term belongs to its network's `loss` and `named`, a new network here and in `learning`.
+//! What each of the three networks is trained for. A new loss term belongs to its network's `loss`, `names` and `named`, a new network here and in `learning`.
 
 use engine::{Bits, Buffer, Device, Lstm, Tape};
 

@@ -1,21 +1,15 @@
 //! What stands for a GPU in builds without the feature: types of which there is no value.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 use super::kernels::Kernel;
 use super::{Arg, Convolution, Direction, Grid, Product, Tail};
-use crate::memory::Arena;
 use crate::{Error, Precision, Result};
 
 pub(crate) enum Gpu {}
 pub(crate) enum DeviceMemory {}
 pub(crate) enum Graph {}
-pub(crate) struct Recording<'a>(&'a Gpu);
-
-pub(crate) struct Turn {
-    pub arena: Arena,
-    pub losses: u64,
-}
+pub(crate) struct Capture<'a>(&'a Gpu);
 
 impl Gpu {
     pub fn new(_precision: Precision) -> Result<Arc<Gpu>> {
@@ -32,14 +26,6 @@ impl Gpu {
     }
 
     pub fn synchronise(&self) -> Result<()> {
-        match *self {}
-    }
-
-    pub fn turn(&self) -> MutexGuard<'_, Turn> {
-        match *self {}
-    }
-
-    pub fn free_arena(&self) {
         match *self {}
     }
 
@@ -150,12 +136,12 @@ impl Gpu {
         match *self {}
     }
 
-    pub fn begin_recording(&self) -> Result<Recording<'_>> {
+    pub fn begin_capture(&self) -> Result<Capture<'_>> {
         match *self {}
     }
 }
 
-impl Recording<'_> {
+impl Capture<'_> {
     pub fn end(self) -> Result<Graph> {
         match *self.0 {}
     }

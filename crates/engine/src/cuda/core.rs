@@ -21,8 +21,8 @@ pub(super) struct Core {
     /// Bytes in use, and the most there were.
     pub used: AtomicUsize,
     pub peak: AtomicUsize,
-    /// Whether work is being written down instead of done.
-    pub recording: AtomicBool,
+    /// Whether work becomes part of a CUDA graph instead of being done.
+    pub capturing: AtomicBool,
     /// Where kernels report what they find wrong.
     pub fault: u64,
     /// Names of ops that report faults, by number.
@@ -101,13 +101,12 @@ impl Core {
         self.stream
     }
 
-    /// What a step must not do is refused: it would become part of the recording.
-    pub fn check_not_recording(&self, what: &'static str) -> Result<()> {
-        match self.recording.load(Ordering::Relaxed) {
+    /// Refuses what a step must not do: it would become part of the CUDA graph.
+    pub fn check_not_capturing(&self, what: &'static str) -> Result<()> {
+        match self.capturing.load(Ordering::Relaxed) {
             false => Ok(()),
             true => {
-                let reason =
-                    "a step is being recorded; buffers are made and written before it and read after it";
+                let reason = "a step is being captured as a CUDA graph; buffers are made and written before it and read after it";
                 Err(Error::Gpu { what, reason: reason.into() })
             }
         }
@@ -197,7 +196,7 @@ impl DeviceMemory {
 
     /// Replaces the bytes from `start` on, after everything asked for before.
     pub fn write(&self, start: usize, bytes: &[u8]) -> Result<()> {
-        self.core.check_not_recording("writing a buffer")?;
+        self.core.check_not_capturing("writing a buffer")?;
         self.core.enter()?;
         // Inside the allocation: callers check ranges.
         self.core.upload(self.at + start as u64, bytes)
@@ -205,7 +204,7 @@ impl DeviceMemory {
 
     /// Waits for the GPU and copies bytes from `start` on.
     pub fn read(&self, start: usize, bytes: &mut [u8]) -> Result<()> {
-        self.core.check_not_recording("reading a buffer")?;
+        self.core.check_not_capturing("reading a buffer")?;
         self.core.enter()?;
         // SAFETY: inside the allocation; waited for before the slice is used.
         unsafe { result::memcpy_dtoh_async(bytes, self.at + start as u64, self.core.stream()) }

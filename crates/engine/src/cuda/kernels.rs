@@ -174,6 +174,14 @@ kernels! {
         max_pool_gradient(dx: View, dy: View, taken: u64, width: usize, channels: usize, n: usize, add: bool);
         upsample(out: View, x: View, width: usize, channels: usize, n: usize);
         upsample_gradient(dx: View, dy: View, width: usize, channels: usize, n: usize, add: bool);
+        pad(out: View, x: View, height: usize, width: usize, channels: usize, n: usize);
+        crop(
+            out: View, x: View, height: usize, width: usize, channels: usize, x_width: usize, x_height: usize, n:
+            usize, add: bool,
+        );
+        widen_pixels(out: u64, x: View, channels: usize, pixels: usize);
+
+        // group_norm.cu
         group_norm_sums(x: View, parts: u64, pixels: usize, channels: usize, splits: usize);
         group_norm(
             out: View, statistics: u64, x: View, parts: u64, gain: u64, shift: u64, pixels: usize, channels: usize,
@@ -182,18 +190,6 @@ kernels! {
         group_norm_whole(
             out: View, statistics: u64, x: View, gain: u64, shift: u64, pixels: usize, channels: usize, groups:
             usize, epsilon: f32, swish: bool,
-        );
-        group_norm_128k(
-            out: u64, statistics: u64, x: u64, gain: u64, shift: u64, pixels: usize, channels: usize, groups: usize,
-            epsilon: f32, swish: bool,
-        );
-        group_norm_256k(
-            out: u64, statistics: u64, x: u64, gain: u64, shift: u64, pixels: usize, channels: usize, groups: usize,
-            epsilon: f32, swish: bool,
-        );
-        group_norm_512k(
-            out: u64, statistics: u64, x: u64, gain: u64, shift: u64, pixels: usize, channels: usize, groups: usize,
-            epsilon: f32, swish: bool,
         );
         group_norm_gradient_sums(
             x: View, dy: View, statistics: u64, gain: u64, shift: u64, parts: u64, pixels: usize, channels: usize,
@@ -206,6 +202,20 @@ kernels! {
         group_norm_gradient(
             dx: View, x: View, dy: View, statistics: u64, gain: u64, shift: u64, factors: u64, pixels: usize,
             channels: usize, splits: usize, swish: bool, add: bool,
+        );
+
+        // group_norm_kept.cu
+        group_norm_128k(
+            out: u64, statistics: u64, x: u64, gain: u64, shift: u64, pixels: usize, channels: usize, groups: usize,
+            epsilon: f32, swish: bool,
+        );
+        group_norm_256k(
+            out: u64, statistics: u64, x: u64, gain: u64, shift: u64, pixels: usize, channels: usize, groups: usize,
+            epsilon: f32, swish: bool,
+        );
+        group_norm_512k(
+            out: u64, statistics: u64, x: u64, gain: u64, shift: u64, pixels: usize, channels: usize, groups: usize,
+            epsilon: f32, swish: bool,
         );
         group_norm_gradient_32k(
             dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, pixels: usize, channels:
@@ -223,6 +233,8 @@ kernels! {
             dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, pixels: usize, channels:
             usize, groups: usize, swish: bool, add: bool,
         );
+
+        // perceptual.cu
         perceptual(
             a: View, b: View, weights: u64, parts: u64, pixels: usize, channels: usize, rate: f32, state: u64, site:
             usize,
@@ -231,22 +243,8 @@ kernels! {
             dx: View, x: View, y: View, weights: u64, dy: u64, pixels: usize, channels: usize, rate: f32, state:
             u64, site: usize, add: bool,
         );
-        pad(out: View, x: View, height: usize, width: usize, channels: usize, n: usize);
-        crop(
-            out: View, x: View, height: usize, width: usize, channels: usize, x_width: usize, x_height: usize, n:
-            usize, add: bool,
-        );
-        widen_pixels(out: u64, x: View, channels: usize, pixels: usize);
 
-        // rows.cu
-        layer_norm(out: View, statistics: u64, x: View, gain: u64, shift: u64, rows: usize, width: usize, epsilon: f32);
-        layer_norm_gradient(
-            dx: View, x: View, dy: View, statistics: u64, gain: u64, rows: usize, width: usize, add: bool,
-        );
-        layer_norm_shares(x: View, dy: View, statistics: u64, parts: u64, rows: usize, width: usize);
-        column_sums(x: View, parts: u64, rows: usize, columns: usize);
-        join_columns(out: View, parts: u64, count: usize, stride: usize, columns: usize, add: bool);
-        scatter(dy: View, indices: u64, parts: u64, rows: usize, width: usize);
+        // attention.cu
         swap_heads(out: View, x: View, time: usize, heads: usize, d: usize, n: usize, joining: bool, add: bool);
         attention_softmax(
             scores: u64, p: View, normaliser: u64, rows: usize, time: usize, stride: usize, causal: bool, scale:
@@ -265,6 +263,16 @@ kernels! {
             out: View, q: View, keys: View, values: View, tokens: usize, heads: usize, d: usize, capacity: usize,
             past: usize, scale: f32,
         );
+
+        // rows.cu
+        layer_norm(out: View, statistics: u64, x: View, gain: u64, shift: u64, rows: usize, width: usize, epsilon: f32);
+        layer_norm_gradient(
+            dx: View, x: View, dy: View, statistics: u64, gain: u64, rows: usize, width: usize, add: bool,
+        );
+        layer_norm_shares(x: View, dy: View, statistics: u64, parts: u64, rows: usize, width: usize);
+        column_sums(x: View, parts: u64, rows: usize, columns: usize);
+        join_columns(out: View, parts: u64, count: usize, stride: usize, columns: usize, add: bool);
+        scatter(dy: View, indices: u64, parts: u64, rows: usize, width: usize);
         row_normalisers(logits: View, normaliser: u64, rows: usize, classes: usize);
         cross_entropy(logits: View, labels: u64, normaliser: u64, parts: u64, rows: usize, classes: usize);
         cross_entropy_gradient(

@@ -12,6 +12,7 @@ use crate::{Error, Result};
 /// One library the GPU needs.
 #[derive(Clone, Debug)]
 pub struct Library {
+    /// As NVIDIA calls it.
     pub name: &'static str,
     /// What it is for.
     pub purpose: &'static str,

@@ -12,7 +12,11 @@ mod core;
 mod gemm;
 #[cfg(feature = "cuda")]
 mod gpu;
+#[cfg(feature = "cuda")]
+mod graph;
 pub(crate) mod kernels;
+#[cfg(feature = "cuda")]
+mod launch;
 #[cfg(feature = "cuda")]
 mod library;
 #[cfg(feature = "cuda")]
@@ -32,7 +36,9 @@ pub(crate) use absent::{DeviceMemory, Gpu, Graph};
 #[cfg(feature = "cuda")]
 pub(crate) use core::DeviceMemory;
 #[cfg(feature = "cuda")]
-pub(crate) use gpu::{Gpu, Graph};
+pub(crate) use gpu::Gpu;
+#[cfg(feature = "cuda")]
+pub(crate) use graph::Graph;
 #[cfg(feature = "cuda")]
 pub use library::{Library, libraries, library_folders};
 #[cfg(feature = "cuda")]

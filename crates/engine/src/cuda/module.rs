@@ -15,9 +15,13 @@ use crate::{Error, Result};
 /// What stands in front of each program.
 const COMMON: &str = include_str!("kernels/common.cu");
 
-pub(super) const PROGRAMS: [&str; 7] = [
+pub(super) const PROGRAMS: [&str; 11] = [
     include_str!("kernels/elementwise.cu"),
     include_str!("kernels/image.cu"),
+    include_str!("kernels/group_norm.cu"),
+    include_str!("kernels/group_norm_kept.cu"),
+    include_str!("kernels/perceptual.cu"),
+    include_str!("kernels/attention.cu"),
     include_str!("kernels/rows.cu"),
     include_str!("kernels/reduce.cu"),
     include_str!("kernels/flash.cu"),

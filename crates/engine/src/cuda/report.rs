@@ -9,6 +9,7 @@ use crate::Result;
 /// The GPU that is used, and the driver beneath it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GpuReport {
+    /// As NVIDIA calls it.
     pub name: String,
     /// In bytes.
     pub total_memory: usize,

@@ -57,8 +57,8 @@ impl Gpu {
     ) -> Result<()> {
         let Ok(mut trace) = self.trace.lock() else { return work() };
         let Some(trace) = trace.as_mut() else { return work() };
-        // Inside a recording the event is part of it.
-        let flags = match self.core.recording.load(Ordering::Relaxed) {
+        // While a step is captured the event becomes part of the CUDA graph.
+        let flags = match self.core.capturing.load(Ordering::Relaxed) {
             true => sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32,
             false => sys::CUevent_record_flags::CU_EVENT_RECORD_DEFAULT as u32,
         };

@@ -1,9 +1,11 @@
 //! Attention of new tokens to cached keys and values: how a transformer decodes one token at a time.
 
 use super::attention::softmax;
+use crate::backend::Backend;
 use crate::cpu::{self, multiversion};
-use crate::cuda::{Grid, View, kernels};
-use crate::{Buffer, DType, Device, Error, Result, Tape, Tensor};
+use crate::cuda::{Gpu, Grid, View, kernels};
+use crate::memory::Block;
+use crate::{Buffer, Device, Error, Result, Tape, Tensor};
 
 /// Keys and values of the tokens a transformer has seen, for every layer, so that a new token costs one pass over it alone. It does not count
 /// positions: whoever decodes says where new tokens go, so that a step captured for one position stays that step.
@@ -19,6 +21,7 @@ pub struct KvCache {
 }
 
 impl KvCache {
+    /// Memory for `batch` sequences of up to `capacity` positions, seen by `heads` heads of `head_width` in each of `layers` layers.
     pub fn new(
         device: &Device,
         layers: usize,
@@ -39,6 +42,54 @@ impl KvCache {
             capacity,
         })
     }
+
+    fn layer(&self, layer: usize) -> Result<(&Buffer, &Buffer)> {
+        let (index, limit) = (layer as i64, self.keys.len());
+        match (self.keys.get(layer), self.values.get(layer)) {
+            (Some(keys), Some(values)) => Ok((keys, values)),
+            _ => Err(Error::IndexOutOfRange { op: OP, index, position: 0, limit }),
+        }
+    }
+
+    /// All of its memory, in an order that every cache of the same shape has: for copies.
+    pub fn buffers(&self) -> impl Iterator<Item = &Buffer> {
+        self.keys.iter().chain(&self.values)
+    }
+
+    /// The weights with which queries [B, n, D] at positions `at` to `at + n` attend to the keys of one layer, which are those that
+    /// [`cached_attention`](Tape::cached_attention) has put there -> [B, heads, n, at + n], 0 for positions after the query's own. For looking
+    /// at: computed on the host, whatever the device.
+    pub fn attention_weights(&self, layer: usize, queries: &[f32], at: usize) -> Result<Vec<f32>> {
+        let KvCache { batch, heads, head_width: d, capacity, .. } = *self;
+        let (keys, width) = (self.layer(layer)?.0, heads * d);
+        let tokens = queries.len() / (batch * width).max(1);
+        let expected = batch * tokens * width;
+        if queries.len() != expected {
+            return Err(Error::WrongLength { name: "queries".into(), expected, got: queries.len() });
+        }
+        let end = at.saturating_add(tokens);
+        if end > capacity {
+            return Err(Error::RangeOutOfBounds { op: OP, start: at, end, limit: capacity });
+        }
+        let stored = keys.read::<f32>()?;
+        // (position, channel) of a head's keys lies at position * steps.0 + channel * steps.1.
+        let steps = if keys.device().is_gpu() { (d, 1) } else { (1, capacity) };
+        let mut weights = vec![0.0; batch * heads * tokens * end];
+        for (i, rows) in weights.chunks_exact_mut((tokens * end).max(1)).enumerate() {
+            let (image, head) = (i / heads, i % heads);
+            let keys = &stored[i * d * capacity..(i + 1) * d * capacity];
+            for (token, row) in rows.chunks_exact_mut(end).enumerate() {
+                let query = &queries[(image * tokens + token) * width + head * d..][..d];
+                let seen = &mut row[..at + token + 1];
+                for (position, score) in seen.iter_mut().enumerate() {
+                    let key = |c: usize| keys[position * steps.0 + c * steps.1];
+                    *score = query.iter().enumerate().map(|(c, q)| q * key(c)).sum();
+                }
+                softmax(seen, 1.0 / (d as f32).sqrt());
+            }
+        }
+        Ok(weights)
+    }
 }
 
 const OP: &str = "cached attention";
@@ -57,8 +108,7 @@ impl Tape {
     ) -> Result<Tensor> {
         self.check_f32(OP, &[q, k, v])?;
         self.check_not_empty(OP, &[q, k, v])?;
-        let (heads, d, capacity) = (cache.heads, cache.head_width, cache.capacity);
-        let width = heads * d;
+        let width = cache.heads * cache.head_width;
         for input in [q, k, v] {
             if input.shape() != q.shape()
                 || !matches!(input.dims(), &[b, _, w] if b == cache.batch && w == width)
@@ -68,50 +118,25 @@ impl Tape {
                 return Err(Error::ShapeMismatch { op: OP, lhs: input.shape(), rhs, rule });
             }
         }
-        let (batch, tokens) = (cache.batch, q.dims()[1]);
-        let (past, end) = (at, at.saturating_add(tokens));
-        if end > capacity {
-            return Err(Error::RangeOutOfBounds { op: OP, start: past, end, limit: capacity });
+        let tokens = q.dims()[1];
+        let (end, limit) = (at.saturating_add(tokens), cache.capacity);
+        if end > limit {
+            return Err(Error::RangeOutOfBounds { op: OP, start: at, end, limit });
         }
-        let (Some(keys), Some(values)) = (cache.keys.get(layer), cache.values.get(layer)) else {
-            return Err(Error::IndexOutOfRange {
-                op: OP,
-                index: layer as i64,
-                position: 0,
-                limit: cache.keys.len(),
-            });
-        };
-        if self.gpu().is_some() {
-            let dtype = self.float();
-            let [keys, values] = [keys, values].map(|buffer| self.buffer_at(buffer));
-            let (keys, values) = (View::new(keys?, dtype), View::new(values?, dtype));
-            let out = self.alloc(q.len(), dtype)?;
-            if let Some(gpu) = self.gpu() {
-                let (n, k, v) = (q.len(), self.view(k), self.view(v));
-                let grid = Grid::elements(gpu, n);
-                kernels::cache_append(gpu, grid, keys, values, k, v, tokens, heads, d, capacity, past, n)?;
-                kernels::cache_attention(
-                    gpu,
-                    // Whole vectors of shared memory: the compiler reads weights four at a time.
-                    Grid {
-                        blocks: (batch * tokens * heads, 1),
-                        threads: 128,
-                        shared: 4 * end.next_multiple_of(4),
-                    },
-                    View::new(out.at(), dtype),
-                    self.view(q),
-                    keys,
-                    values,
-                    tokens,
-                    heads,
-                    d,
-                    capacity,
-                    past,
-                    1.0 / (d as f32).sqrt(),
-                )?;
-            }
-            return Ok(self.push(out, q.shape(), dtype, false));
+        let (keys, values) = cache.layer(layer)?;
+        let mut out = self.alloc(q.len(), self.float())?;
+        let place = Place { cache, keys, values, at, tokens };
+        match self.backend() {
+            Backend::Cpu => self.cpu_cached_attention([q, k, v], &place, &mut out)?,
+            Backend::Cuda(gpu) => self.gpu_cached_attention(&gpu, [q, k, v], &place, &out)?,
         }
+        Ok(self.push(out, q.shape(), self.float(), false))
+    }
+
+    fn cpu_cached_attention(&mut self, [q, k, v]: [Tensor; 3], place: &Place, out: &mut Block) -> Result<()> {
+        let &Place { cache, keys, values, at: past, tokens } = place;
+        let KvCache { batch, heads, head_width: d, capacity, .. } = *cache;
+        let width = heads * d;
         self.with_buffer_mut::<f32, _>(keys, |tape, keys| {
             let k = tape.f32(k);
             for (index, row) in k.chunks_exact(width).enumerate() {
@@ -146,9 +171,8 @@ impl Tape {
                 blend(scores, &vv[i * capacity * d..], out);
             }
         };
-        let work = batch * tokens * end * width;
+        let work = batch * tokens * (past + tokens) * width;
         cpu::chunks2_mut_of(work, (parts.f32_mut(), tokens * d), (scores.f32_mut(), capacity), task);
-        let mut out = self.alloc(batch * tokens * width, DType::F32)?;
         for (i, part) in parts.f32().chunks_exact(tokens * d).enumerate() {
             let (image, head) = (i / heads, i % heads);
             for (token, part) in part.chunks_exact(d).enumerate() {
@@ -158,8 +182,53 @@ impl Tape {
         }
         self.give_back(parts);
         self.give_back(scores);
-        Ok(self.push(out, q.shape(), DType::F32, false))
+        Ok(())
     }
+
+    fn gpu_cached_attention(
+        &mut self,
+        gpu: &Gpu,
+        [q, k, v]: [Tensor; 3],
+        place: &Place,
+        out: &Block,
+    ) -> Result<()> {
+        let &Place { cache, keys, values, at: past, tokens } = place;
+        let KvCache { batch, heads, head_width: d, capacity, .. } = *cache;
+        let dtype = self.float();
+        let [keys, values] = [keys, values].map(|buffer| self.buffer_at(buffer));
+        let (keys, values) = (View::new(keys?, dtype), View::new(values?, dtype));
+        let (n, k, v) = (q.len(), self.view(k), self.view(v));
+        let grid = Grid::elements(gpu, n);
+        kernels::cache_append(gpu, grid, keys, values, k, v, tokens, heads, d, capacity, past, n)?;
+        kernels::cache_attention(
+            gpu,
+            // Whole vectors of shared memory: the compiler reads weights four at a time.
+            Grid {
+                blocks: (batch * tokens * heads, 1),
+                threads: 128,
+                shared: 4 * (past + tokens).next_multiple_of(4),
+            },
+            View::new(out.at(), dtype),
+            self.view(q),
+            keys,
+            values,
+            tokens,
+            heads,
+            d,
+            capacity,
+            past,
+            1.0 / (d as f32).sqrt(),
+        )
+    }
+}
+
+/// Where new tokens go: positions `at` to `at + tokens` of one layer's keys and values.
+struct Place<'a> {
+    cache: &'a KvCache,
+    keys: &'a Buffer,
+    values: &'a Buffer,
+    at: usize,
+    tokens: usize,
 }
 
 multiversion! {
@@ -241,6 +310,55 @@ mod tests {
                 start += tokens;
             }
         }
+        Ok(())
+    }
+
+    /// The weights that can be looked at are those that the op blends values with.
+    #[test]
+    fn weights_times_values_are_the_result() -> Result<()> {
+        let (batch, time, heads, d, at) = (2, 9, 3, 4, 5);
+        let width = heads * d;
+        let device = Device::under_test(2)?;
+        let cache = KvCache::new(&device, 1, batch, heads, d, time)?;
+        let inputs = ["q", "k", "v"].map(|name| device.buffer::<f32>(name, [batch, time, width]).unwrap());
+        for (i, input) in inputs.iter().enumerate() {
+            input.write(&values(batch * time * width, i))?;
+        }
+        let mut stepper = Stepper::new(&device, Key::new(0, 0));
+        let mut portion = |from: usize, to: usize| {
+            stepper.infer(|tape| -> Result<[Vec<f32>; 3]> {
+                let mut part = |i: usize| {
+                    let x = tape.buffer(&inputs[i])?;
+                    tape.slice(x, 1, from, to)
+                };
+                let (q, k, v) = (part(0)?, part(1)?, part(2)?);
+                let out = tape.cached_attention(q, k, v, &cache, 0, from)?;
+                Ok([tape.read(q)?, tape.read(v)?, tape.read(out)?])
+            })
+        };
+        let before = portion(0, at)?;
+        let [queries, after, out] = portion(at, time)?;
+        let weights = cache.attention_weights(0, &queries, at)?;
+        let tokens = time - at;
+        assert_eq!(weights.len(), batch * heads * tokens * time);
+        for (row, weights) in weights.chunks_exact(time).enumerate() {
+            let (image, head, token) = (row / (heads * tokens), row / tokens % heads, row % tokens);
+            assert!((weights.iter().sum::<f32>() - 1.0).abs() < 1e-5);
+            assert!(weights[at + token + 1..].iter().all(|w| *w == 0.0) && weights[at + token] > 0.0);
+            for c in head * d..(head + 1) * d {
+                let value = |position: usize| match position < at {
+                    true => before[1][(image * at + position) * width + c],
+                    false => after[(image * tokens + position - at) * width + c],
+                };
+                let sum: f32 = weights.iter().enumerate().map(|(p, w)| w * value(p)).sum();
+                let got = out[(image * tokens + token) * width + c];
+                let limit = if device.float_size() == 2 { 2e-2 } else { 1e-5 };
+                assert!((sum - got).abs() < limit, "{sum} for {got}");
+            }
+        }
+        assert!(cache.attention_weights(1, &queries, at).is_err());
+        assert!(cache.attention_weights(0, &queries, at + 1).is_err());
+        assert!(cache.attention_weights(0, &queries[1..], at).is_err());
         Ok(())
     }
 

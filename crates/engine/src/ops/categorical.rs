@@ -1,9 +1,12 @@
 //! Categorical distributions given by logits: log-probability, entropy, draws.
 
-use super::Backward;
+use super::{Backward, launches};
+use crate::backend::Backend;
 use crate::cpu::{math, multiversion};
-use crate::cuda::{Grid, View, kernels};
-use crate::rng::open_unit;
+use crate::cuda::{Gpu, Grid, View, kernels};
+use crate::memory::Block;
+use crate::rng::{Site, open_unit};
+use crate::tape::Grad;
 use crate::{Buffer, DType, Device, Error, Result, Tape, Tensor};
 
 /// Log-probability of given choices.
@@ -22,6 +25,7 @@ pub(crate) struct Entropy {
     out: Tensor,
 }
 
+const LOG_PROB: &str = "log-probability";
 const SAMPLE: &str = "sample";
 
 /// A sampling temperature in device memory: a captured step reads it when it runs, so that it can be replayed at another temperature. It is
@@ -31,6 +35,7 @@ pub struct Temperature {
 }
 
 impl Temperature {
+    /// A temperature on a device.
     pub fn new(device: &Device, value: f32) -> Result<Temperature> {
         let temperature = Temperature { buffer: device.buffer::<f32>("temperature", [1])? };
         temperature.set(value)?;
@@ -62,46 +67,24 @@ enum Heat<'a> {
 }
 
 impl Tape {
-    /// log softmax(logits)[choice]: logits [.., A], choices [..] -> [..]
+    /// log softmax(logits)`[choice]`: logits [.., A], choices [..] -> [..]
     pub fn log_prob(&mut self, logits: Tensor, choices: Tensor) -> Result<Tensor> {
-        const OP: &str = "log-probability";
-        self.check_f32(OP, &[logits])?;
-        self.check_not_empty(OP, &[logits])?;
-        self.check(OP, choices, DType::I32)?;
+        self.check_f32(LOG_PROB, &[logits])?;
+        self.check_not_empty(LOG_PROB, &[logits])?;
+        self.check(LOG_PROB, choices, DType::I32)?;
         if logits.shape().rank() == 0 || choices.shape() != logits.shape().without_last() {
             let rule = "logits are [.., A] and choices [..]";
-            return Err(Error::ShapeMismatch { op: OP, lhs: logits.shape(), rhs: choices.shape(), rule });
+            return Err(Error::ShapeMismatch {
+                op: LOG_PROB,
+                lhs: logits.shape(),
+                rhs: choices.shape(),
+                rule,
+            });
         }
-        let actions = logits.shape().last();
-        if self.gpu().is_some() {
-            self.gpu_check_indices(OP, choices, 0, actions)?;
-            let probabilities = self.gpu_row_normalisers(logits)?;
-            let out = self.alloc(choices.len(), DType::F32)?;
-            if let Some(gpu) = self.gpu() {
-                let (rows, normaliser) = (choices.len(), self.at(probabilities));
-                let (grid, logits, choices) =
-                    (Grid::elements(gpu, rows), self.view(logits), self.at(choices));
-                kernels::log_prob(gpu, grid, out.at(), logits, choices, normaliser, actions, rows)?;
-            }
-            let needs_grad = self.needs_grad(logits);
-            let out = self.push(out, choices.shape(), DType::F32, needs_grad);
-            if needs_grad {
-                self.record(LogProb { logits, choices, probabilities, out });
-            }
-            return Ok(out);
-        }
-        super::embedding::check_indices(OP, self.i32(choices), actions)?;
-        let probabilities = self.probabilities(logits)?;
-        let mut out = self.alloc(choices.len(), DType::F32)?;
-        let (p, choices_v) = (self.f32(probabilities), self.i32(choices));
-        let logits_v = self.f32(logits);
-        for (i, out) in out.f32_mut().iter_mut().enumerate() {
-            // From the logits, not from log(p): exact also for choices of vanishing probability.
-            let line = &logits_v[i * actions..(i + 1) * actions];
-            let choice = choices_v[i] as usize;
-            let best = argmax(line);
-            *out = (line[choice] - line[best]) + p[i * actions + best].ln();
-        }
+        let (out, probabilities) = match self.backend() {
+            Backend::Cpu => self.cpu_log_prob(logits, choices)?,
+            Backend::Cuda(gpu) => self.gpu_log_prob(&gpu, logits, choices)?,
+        };
         let needs_grad = self.needs_grad(logits);
         let out = self.push(out, choices.shape(), DType::F32, needs_grad);
         if needs_grad {
@@ -110,32 +93,64 @@ impl Tape {
         Ok(out)
     }
 
+    fn cpu_log_prob(&mut self, logits: Tensor, choices: Tensor) -> Result<(Block, Tensor)> {
+        let actions = logits.shape().last();
+        super::embedding::check_indices(LOG_PROB, self.i32(choices), actions)?;
+        let probabilities = self.probabilities(logits)?;
+        let mut out = self.alloc(choices.len(), DType::F32)?;
+        let (p, choices, logits) = (self.f32(probabilities), self.i32(choices), self.f32(logits));
+        for (i, out) in out.f32_mut().iter_mut().enumerate() {
+            // From the logits, not from log(p): exact also for choices of vanishing probability.
+            let line = &logits[i * actions..(i + 1) * actions];
+            let best = argmax(line);
+            *out = (line[choices[i] as usize] - line[best]) + p[i * actions + best].ln();
+        }
+        Ok((out, probabilities))
+    }
+
+    fn gpu_log_prob(&mut self, gpu: &Gpu, logits: Tensor, choices: Tensor) -> Result<(Block, Tensor)> {
+        let (rows, actions) = (choices.len(), logits.shape().last());
+        launches::check_indices(self, gpu, LOG_PROB, choices, 0, actions)?;
+        let normaliser = launches::row_normalisers(self, gpu, logits)?;
+        let out = self.alloc(rows, DType::F32)?;
+        let (grid, logits, choices) = (Grid::elements(gpu, rows), self.view(logits), self.at(choices));
+        kernels::log_prob(gpu, grid, out.at(), logits, choices, self.at(normaliser), actions, rows)?;
+        Ok((out, normaliser))
+    }
+
     /// - sum p log p: logits [.., A] -> [..]
     pub fn entropy(&mut self, logits: Tensor) -> Result<Tensor> {
         const OP: &str = "entropy";
         self.check_f32(OP, &[logits])?;
         self.check_not_empty(OP, &[logits])?;
-        let (rows, actions) = (logits.shape().rows(), logits.shape().last());
-        let mut out = self.alloc(rows, DType::F32)?;
-        let probabilities = match self.gpu().is_some() {
-            true => self.gpu_row_normalisers(logits)?,
-            false => self.probabilities(logits)?,
+        let mut out = self.alloc(logits.shape().rows(), DType::F32)?;
+        let probabilities = match self.backend() {
+            Backend::Cpu => self.cpu_entropy(logits, &mut out)?,
+            Backend::Cuda(gpu) => self.gpu_entropy(&gpu, logits, &out)?,
         };
-        if let Some(gpu) = self.gpu() {
-            let (grid, normaliser) = (Grid::elements(gpu, rows), self.at(probabilities));
-            kernels::entropy(gpu, grid, out.at(), self.view(logits), normaliser, actions, rows)?;
-        } else {
-            let p = self.f32(probabilities);
-            for (out, line) in out.f32_mut().iter_mut().zip(p.chunks_exact(actions)) {
-                *out = -line.iter().map(|&p| p * log_or_zero(p)).sum::<f32>();
-            }
-        }
         let needs_grad = self.needs_grad(logits);
         let out = self.push(out, logits.shape().without_last(), DType::F32, needs_grad);
         if needs_grad {
             self.record(Entropy { logits, probabilities, out });
         }
         Ok(out)
+    }
+
+    fn cpu_entropy(&mut self, logits: Tensor, out: &mut Block) -> Result<Tensor> {
+        let probabilities = self.probabilities(logits)?;
+        let lines = self.f32(probabilities).chunks_exact(logits.shape().last());
+        for (out, line) in out.f32_mut().iter_mut().zip(lines) {
+            *out = -line.iter().map(|&p| p * log_or_zero(p)).sum::<f32>();
+        }
+        Ok(probabilities)
+    }
+
+    fn gpu_entropy(&mut self, gpu: &Gpu, logits: Tensor, out: &Block) -> Result<Tensor> {
+        let (rows, actions) = (logits.shape().rows(), logits.shape().last());
+        let normaliser = launches::row_normalisers(self, gpu, logits)?;
+        let (grid, at) = (Grid::elements(gpu, rows), self.at(normaliser));
+        kernels::entropy(gpu, grid, out.at(), self.view(logits), at, actions, rows)?;
+        Ok(normaliser)
     }
 
     /// One draw per row from softmax(logits / temperature): logits [.., A] -> i32 [..]. Temperature 0 takes the largest.
@@ -164,68 +179,96 @@ impl Tape {
             let rule = "draws of logits [B, .., A] go to a step of an i32 buffer [B, T]";
             return Err(Error::ShapeMismatch { op: SAMPLE, lhs: logits.shape(), rhs: buffer.shape(), rule });
         }
-        let drawn = self.sample_op(logits, Heat::Constant(temperature), Some((buffer, t)))?;
-        if self.gpu().is_none() {
-            let flat = self.reshape(drawn, [batch])?;
-            self.store_step(buffer, t, flat)?;
-        }
-        Ok(drawn)
+        self.sample_op(logits, Heat::Constant(temperature), Some((buffer, t)))
     }
 
     fn sample_op(&mut self, logits: Tensor, heat: Heat, copies: Option<(&Buffer, usize)>) -> Result<Tensor> {
         self.check_f32(SAMPLE, &[logits])?;
         self.check_not_empty(SAMPLE, &[logits])?;
-        // On a GPU only the kernel reads what lies in device memory.
-        let (constant, on_device) = match heat {
-            Heat::Constant(value) => (value, 0),
-            Heat::OnDevice(temperature) if self.gpu().is_some() => {
-                (0.0, self.buffer_at(&temperature.buffer)?)
-            }
+        if let Heat::Constant(temperature) = heat {
+            check_temperature(temperature)?;
+        }
+        if let Some((buffer, _)) = copies {
+            self.writable(buffer, logits)?;
+        }
+        let site = self.next_site();
+        let mut out = self.alloc(logits.shape().rows(), DType::I32)?;
+        match self.backend() {
+            Backend::Cpu => self.cpu_sample(logits, heat, copies, site, &mut out)?,
+            Backend::Cuda(gpu) => self.gpu_sample(&gpu, logits, heat, copies, site, &out)?,
+        }
+        Ok(self.push(out, logits.shape().without_last(), DType::I32, false))
+    }
+
+    fn cpu_sample(
+        &mut self,
+        logits: Tensor,
+        heat: Heat,
+        copies: Option<(&Buffer, usize)>,
+        site: Site,
+        out: &mut Block,
+    ) -> Result<()> {
+        let temperature = match heat {
+            Heat::Constant(value) => value,
             Heat::OnDevice(temperature) => {
                 let value = self.buffer(&temperature.buffer)?;
-                (self.f32(value)[0], 0)
+                self.f32(value)[0]
             }
         };
-        check_temperature(constant)?;
-        let site = self.next_site();
-        let (rows, actions) = (logits.shape().rows(), logits.shape().last());
-        let mut out = self.alloc(rows, DType::I32)?;
-        if self.gpu().is_some() {
-            let (mut at, mut stride) = (0, 0);
-            if let Some((buffer, t)) = copies {
-                self.writable(buffer, logits)?;
-                (at, stride) = (self.buffer_at(buffer)? + 4 * t as u64, buffer.shape().last());
-            }
-            let threads = if actions > 128 { 128 } else { 32 };
-            if let Some(gpu) = self.gpu() {
-                kernels::sample(
-                    gpu,
-                    Grid { threads, ..Grid::blocks(rows) },
-                    out.at(),
-                    at,
-                    stride,
-                    self.view(logits),
-                    actions,
-                    constant,
-                    on_device,
-                    self.state(),
-                    site.number() as usize,
-                )?;
-            }
-            return Ok(self.push(out, logits.shape().without_last(), DType::I32, false));
-        }
-        let mut bits = self.alloc(rows * actions, DType::I32)?;
+        let actions = logits.shape().last();
+        let mut bits = self.alloc(logits.len(), DType::I32)?;
         let mut noisy = self.scratch(actions)?;
         site.fill(0, bits.all_mut::<u32>());
-        let logits_v = self.f32(logits);
+        let logits = self.f32(logits);
         for (i, out) in out.all_mut::<i32>().iter_mut().enumerate() {
             let range = i * actions..(i + 1) * actions;
-            add_gumbel(&logits_v[range.clone()], &bits.all::<u32>()[range], constant, noisy.f32_mut());
+            add_gumbel(&logits[range.clone()], &bits.all::<u32>()[range], temperature, noisy.f32_mut());
             *out = argmax(noisy.f32()) as i32;
         }
         self.give_back(bits);
         self.give_back(noisy);
-        Ok(self.push(out, logits.shape().without_last(), DType::I32, false))
+        if let Some((buffer, t)) = copies {
+            let time = buffer.shape().last();
+            self.with_buffer_mut::<i32, _>(buffer, |_, all| {
+                out.all::<i32>().iter().enumerate().for_each(|(b, drawn)| all[b * time + t] = *drawn);
+            })?;
+        }
+        Ok(())
+    }
+
+    /// A temperature on the device is read by the kernel.
+    fn gpu_sample(
+        &mut self,
+        gpu: &Gpu,
+        logits: Tensor,
+        heat: Heat,
+        copies: Option<(&Buffer, usize)>,
+        site: Site,
+        out: &Block,
+    ) -> Result<()> {
+        let (constant, on_device) = match heat {
+            Heat::Constant(value) => (value, 0),
+            Heat::OnDevice(temperature) => (0.0, self.buffer_at(&temperature.buffer)?),
+        };
+        let (at, stride) = match copies {
+            Some((buffer, t)) => (self.buffer_at(buffer)? + 4 * t as u64, buffer.shape().last()),
+            None => (0, 0),
+        };
+        let (rows, actions) = (logits.shape().rows(), logits.shape().last());
+        let threads = if actions > 128 { 128 } else { 32 };
+        kernels::sample(
+            gpu,
+            Grid { threads, ..Grid::blocks(rows) },
+            out.at(),
+            at,
+            stride,
+            self.view(logits),
+            actions,
+            constant,
+            on_device,
+            self.state(),
+            site.number() as usize,
+        )
     }
 
     fn probabilities(&mut self, logits: Tensor) -> Result<Tensor> {
@@ -265,32 +308,10 @@ multiversion! {
 impl Backward for LogProb {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        let actions = self.logits.shape().last();
         if let Some(mut grad) = tape.grad(self.logits)? {
-            let accumulate = grad.accumulate;
-            if let Some(gpu) = tape.gpu() {
-                kernels::log_prob_gradient(
-                    gpu,
-                    Grid::elements(gpu, self.logits.len()),
-                    grad.view(),
-                    tape.view(self.logits),
-                    tape.at(self.choices),
-                    tape.at(self.probabilities),
-                    View::new(dy.at(), DType::F32),
-                    actions,
-                    self.logits.len(),
-                    accumulate,
-                )?;
-                tape.put_grad(grad);
-                tape.give_back(dy);
-                return Ok(());
-            }
-            let (p, choices) = (tape.f32(self.probabilities), tape.i32(self.choices));
-            for (i, d) in grad.slice().iter_mut().enumerate() {
-                let row = i / actions;
-                let hit = if choices[row] as usize == i % actions { 1.0 } else { 0.0 };
-                let value = dy.f32()[row] * (hit - p[i]);
-                *d = if accumulate { *d + value } else { value };
+            match tape.backend() {
+                Backend::Cpu => self.cpu_gradient(tape, &dy, &mut grad),
+                Backend::Cuda(gpu) => self.gpu_gradient(tape, &gpu, &dy, &grad)?,
             }
             tape.put_grad(grad);
         }
@@ -299,39 +320,59 @@ impl Backward for LogProb {
     }
 }
 
+impl LogProb {
+    fn cpu_gradient(&self, tape: &Tape, dy: &Block, grad: &mut Grad) {
+        let (actions, accumulate) = (self.logits.shape().last(), grad.accumulate);
+        let (p, choices) = (tape.f32(self.probabilities), tape.i32(self.choices));
+        for (i, d) in grad.slice().iter_mut().enumerate() {
+            let row = i / actions;
+            let hit = if choices[row] as usize == i % actions { 1.0 } else { 0.0 };
+            let value = dy.f32()[row] * (hit - p[i]);
+            *d = if accumulate { *d + value } else { value };
+        }
+    }
+
+    fn gpu_gradient(&self, tape: &Tape, gpu: &Gpu, dy: &Block, grad: &Grad) -> Result<()> {
+        let (n, actions) = (self.logits.len(), self.logits.shape().last());
+        let (grid, dy, add) = (Grid::elements(gpu, n), View::new(dy.at(), DType::F32), grad.accumulate);
+        let (logits, choices) = (tape.view(self.logits), tape.at(self.choices));
+        let normaliser = tape.at(self.probabilities);
+        kernels::log_prob_gradient(gpu, grid, grad.view(), logits, choices, normaliser, dy, actions, n, add)
+    }
+}
+
 impl Backward for Entropy {
     fn backward(self, tape: &mut Tape) -> Result<()> {
         let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        let actions = self.logits.shape().last();
         if let Some(mut grad) = tape.grad(self.logits)? {
-            let accumulate = grad.accumulate;
-            if let Some(gpu) = tape.gpu() {
-                kernels::entropy_gradient(
-                    gpu,
-                    Grid::elements(gpu, self.logits.len()),
-                    grad.view(),
-                    tape.view(self.logits),
-                    tape.at(self.probabilities),
-                    tape.at(self.out),
-                    View::new(dy.at(), DType::F32),
-                    actions,
-                    self.logits.len(),
-                    accumulate,
-                )?;
-                tape.put_grad(grad);
-                tape.give_back(dy);
-                return Ok(());
-            }
-            let (p, entropy) = (tape.f32(self.probabilities), tape.f32(self.out));
-            for (i, d) in grad.slice().iter_mut().enumerate() {
-                let row = i / actions;
-                let value = -dy.f32()[row] * p[i] * (log_or_zero(p[i]) + entropy[row]);
-                *d = if accumulate { *d + value } else { value };
+            match tape.backend() {
+                Backend::Cpu => self.cpu_gradient(tape, &dy, &mut grad),
+                Backend::Cuda(gpu) => self.gpu_gradient(tape, &gpu, &dy, &grad)?,
             }
             tape.put_grad(grad);
         }
         tape.give_back(dy);
         Ok(())
+    }
+}
+
+impl Entropy {
+    fn cpu_gradient(&self, tape: &Tape, dy: &Block, grad: &mut Grad) {
+        let (actions, accumulate) = (self.logits.shape().last(), grad.accumulate);
+        let (p, entropy) = (tape.f32(self.probabilities), tape.f32(self.out));
+        for (i, d) in grad.slice().iter_mut().enumerate() {
+            let row = i / actions;
+            let value = -dy.f32()[row] * p[i] * (log_or_zero(p[i]) + entropy[row]);
+            *d = if accumulate { *d + value } else { value };
+        }
+    }
+
+    fn gpu_gradient(&self, tape: &Tape, gpu: &Gpu, dy: &Block, grad: &Grad) -> Result<()> {
+        let (n, actions) = (self.logits.len(), self.logits.shape().last());
+        let (grid, dy, add) = (Grid::elements(gpu, n), View::new(dy.at(), DType::F32), grad.accumulate);
+        let (logits, entropy) = (tape.view(self.logits), tape.at(self.out));
+        let normaliser = tape.at(self.probabilities);
+        kernels::entropy_gradient(gpu, grid, grad.view(), logits, normaliser, entropy, dy, actions, n, add)
     }
 }
 

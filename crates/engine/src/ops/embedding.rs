@@ -34,7 +34,7 @@ pub(super) fn check_indices(op: &'static str, indices: &[i32], limit: usize) -> 
 }
 
 impl Tape {
-    /// table[index]: table [V, D], indices i32 [..] -> [.., D]
+    /// `table[index]`: table [V, D], indices i32 [..] -> [.., D]
     pub fn embedding(&mut self, table: Tensor, indices: Tensor) -> Result<Tensor> {
         self.check_f32(EMBEDDING, &[table])?;
         self.check_not_empty(EMBEDDING, &[table])?;
@@ -74,7 +74,7 @@ impl Tape {
         kernels::look_up(gpu, grid, to, table, at, width, rows, n, gpu.op(EMBEDDING), gpu.fault())
     }
 
-    /// table[index] + positions[start + t]: table [V, D], indices i32 [B, T], positions [P, D] -> [B, T, D]
+    /// `table[index]` + positions[start + t]: table [V, D], indices i32 [B, T], positions [P, D] -> [B, T, D]
     pub fn embedding_at(
         &mut self,
         table: Tensor,

@@ -1,5 +1,6 @@
 //! Blocks of image networks: on a GPU one kernel each where images are small and no gradient is asked for.
 
+use super::launches;
 use super::linear::Activation;
 use crate::backend::Backend;
 use crate::cuda::{Gpu, Grid, kernels};
@@ -8,10 +9,11 @@ use crate::{DType, Error, Result, Stride, Tape, Tensor};
 /// The parameters of a residual block, as tensors of the current step.
 #[derive(Clone, Copy, Debug)]
 pub struct ImageResidual {
-    /// Gain and shift [C] of the group-norms, which swish follows.
+    /// Gain and shift `[C]` of the group-norms, which swish follows.
     pub norms: [[Tensor; 2]; 2],
-    /// Weight [C, 3, 3, C] and bias [C] of the convolutions.
+    /// Weight [C, 3, 3, C] and bias `[C]` of the convolutions.
     pub convolutions: [[Tensor; 2]; 2],
+    /// Groups of both group-norms.
     pub groups: usize,
     /// Of both group-norms.
     pub epsilon: f32,
@@ -20,14 +22,19 @@ pub struct ImageResidual {
 /// The parameters of an attention block, as tensors of the current step.
 #[derive(Clone, Copy, Debug)]
 pub struct ImageAttention {
-    /// Gain and shift [C] of the group-norm.
+    /// Gain and shift `[C]` of the group-norm.
     pub norm: [Tensor; 2],
-    /// Weight [C, C] and bias [C].
+    /// Weight [C, C] and bias `[C]` of the queries.
     pub query: [Tensor; 2],
+    /// Weight [C, C] and bias `[C]` of the keys.
     pub key: [Tensor; 2],
+    /// Weight [C, C] and bias `[C]` of the values.
     pub value: [Tensor; 2],
+    /// Weight [C, C] and bias `[C]` of the last layer.
     pub out: [Tensor; 2],
+    /// Groups of the group-norm.
     pub groups: usize,
+    /// Of the group-norm.
     pub epsilon: f32,
 }
 
@@ -93,7 +100,7 @@ impl Tape {
     /// Whether a fused kernel may take these: small images of 64 channels, stored in bf16, and no gradients.
     fn fuses_image(&self, x: Tensor, tensors: &[Tensor], groups: usize) -> bool {
         let exact = |tensor: &Tensor| tensor.dims().len() > 1 || tensor.dtype() == DType::F32;
-        self.fuses(x, tensors)
+        launches::fuses(self, x, tensors)
             && tensors.iter().all(exact)
             && x.dtype() == DType::BF16
             && matches!(x.dims(), &[_, h, w, CHANNELS] if (1..=PIXELS).contains(&(h * w)))
@@ -115,7 +122,7 @@ impl Tape {
 
     fn fused_residual(&mut self, gpu: &Gpu, x: Tensor, block: &ImageResidual) -> Result<Tensor> {
         let params = [block.norms[0], block.convolutions[0], block.norms[1], block.convolutions[1]];
-        let &[_, height, width, _] = x.dims() else { unreachable!("checked by fuses_residual") };
+        let (height, width) = (x.dims()[1], x.dims()[2]);
         let kernel = if pixels(x) <= 16 { kernels::residual_block_16 } else { kernels::residual_block };
         let (groups, epsilon) = (block.groups, block.epsilon);
         self.image_block(
@@ -297,21 +304,10 @@ mod tests {
 
     /// The ops, one by one.
     fn composed(tape: &mut Tape, x: Tensor, network: &Network) -> Result<Vec<Tensor>> {
-        let ImageResidual { norms, convolutions, groups, epsilon } = network.residual(tape)?;
-        let h = tape.group_norm(x, norms[0][0], norms[0][1], groups, epsilon, true)?;
-        let h = tape.conv3x3(h, convolutions[0][0], convolutions[0][1], Stride::One)?;
-        let h = tape.group_norm(h, norms[1][0], norms[1][1], groups, epsilon, true)?;
-        let after = tape.conv3x3_residual(h, convolutions[1][0], convolutions[1][1], x)?;
-        let block = network.attention(tape)?;
-        let h = tape.group_norm(after, block.norm[0], block.norm[1], groups, epsilon, false)?;
-        let &[batch, height, width, channels] = x.dims() else { unreachable!("images") };
-        let h = tape.reshape(h, [batch, height * width, channels])?;
-        let q = tape.linear(h, block.query[0], Some(block.query[1]), Activation::None)?;
-        let k = tape.linear(h, block.key[0], Some(block.key[1]), Activation::None)?;
-        let v = tape.linear(h, block.value[0], Some(block.value[1]), Activation::None)?;
-        let h = tape.spatial_attention(q, k, v)?;
-        let h = tape.reshape(h, x.shape())?;
-        Ok(vec![after, tape.linear_residual(h, block.out[0], Some(block.out[1]), after)?])
+        let residual = network.residual(tape)?;
+        let after = tape.composed_residual(x, &residual)?;
+        let attention = network.attention(tape)?;
+        Ok(vec![after, tape.composed_attention(after, &attention)?])
     }
 
     fn blocks(tape: &mut Tape, x: Tensor, network: &Network) -> Result<Vec<Tensor>> {

@@ -1,6 +1,5 @@
 //! Launches that several ops share.
 
-use crate::backend::Backend;
 use crate::cuda::{Gpu, Grid, View, kernels};
 use crate::memory::Block;
 use crate::{DType, Result, Tape, Tensor};
@@ -86,24 +85,12 @@ pub(super) fn row_normalisers(tape: &mut Tape, gpu: &Gpu, logits: Tensor) -> Res
     Ok(tape.push(out, [rows], DType::F32, false))
 }
 
-impl Tape {
-    pub(super) fn gpu_check_indices(
-        &self,
-        op: &'static str,
-        indices: Tensor,
-        low: i32,
-        limit: usize,
-    ) -> Result<()> {
-        match self.backend() {
-            Backend::Cpu => unreachable!(),
-            Backend::Cuda(gpu) => check_indices(self, &gpu, op, indices, low, limit),
-        }
-    }
-
-    pub(super) fn gpu_row_normalisers(&mut self, logits: Tensor) -> Result<Tensor> {
-        match self.backend() {
-            Backend::Cpu => unreachable!(),
-            Backend::Cuda(gpu) => row_normalisers(self, &gpu, logits),
-        }
-    }
+/// Whether fused kernels may take these: activations in bf16, without gradient, with nothing wrong. They may start to read parameters while what
+/// comes before them still runs, so those must not come out of the step.
+pub(super) fn fuses(tape: &Tape, x: Tensor, params: &[Tensor]) -> bool {
+    let all = [params, &[x]].concat();
+    tape.float() == DType::BF16
+        && tape.check_f32("fused kernels", &all).is_ok()
+        && !tape.any_needs_grad(&all)
+        && params.iter().all(|tensor| tape.is_bound(*tensor))
 }

@@ -23,7 +23,7 @@ const OP: &str = "layer-norm";
 const ROWS: usize = 64;
 
 impl Tape {
-    /// (x - mean) / sqrt(variance + epsilon) * gain + shift over the last dimension: x [.., D], gain and shift [D] -> [.., D]
+    /// (x - mean) / sqrt(variance + epsilon) * gain + shift over the last dimension: x [.., D], gain and shift `[D]` -> [.., D]
     pub fn layer_norm(&mut self, x: Tensor, gain: Tensor, shift: Tensor, epsilon: f32) -> Result<Tensor> {
         self.check_f32(OP, &[x])?;
         self.check_exact(OP, &[gain, shift])?;

@@ -40,7 +40,7 @@ const OP: &str = "lstm cell";
 
 impl Tape {
     /// One step: gates [B, 4H] is the input's share, x W_ih^T + b_ih (for all steps at once it is one [`linear`](Tape::linear));
-    /// weight [4H, H] and bias [4H] are the hidden state's. Gates in the order input, forget, cell, output:
+    /// weight [4H, H] and bias `[4H]` are the hidden state's. Gates in the order input, forget, cell, output:
     /// c' = f * c + i * g, h' = o * tanh(c').
     pub fn lstm_cell(&mut self, gates: Tensor, state: Lstm, weight: Tensor, bias: Tensor) -> Result<Lstm> {
         self.check_f32(OP, &[gates, state.hidden, state.cell, weight])?;

@@ -27,7 +27,7 @@ const EPSILON: f32 = 1e-10;
 const PIXELS: usize = 64;
 
 impl Tape {
-    /// Mean over images and pixels of sum_c w_c (a_c / |a| - b_c / |b|)^2: a, b [B, H, W, C], weights [C] -> scalar. `dropout` drops single
+    /// Mean over images and pixels of sum_c w_c (a_c / |a| - b_c / |b|)^2: a, b [B, H, W, C], weights `[C]` -> scalar. `dropout` drops single
     /// channels' squared differences, as the reference release does while training.
     pub fn perceptual_distance(
         &mut self,

@@ -6,7 +6,7 @@ use crate::memory::Block;
 use crate::{Buffer, DType, Error, Result, Tape, Tensor};
 
 impl Tape {
-    /// Rows of a buffer [N, ..] named by indices i32 [M] -> [M, ..]. An index outside the table, such as -1, gives zeros: padding.
+    /// Rows of a buffer [N, ..] named by indices i32 `[M]` -> [M, ..]. An index outside the table, such as -1, gives zeros: padding.
     pub fn gather_rows(&mut self, table: &Buffer, indices: Tensor) -> Result<Tensor> {
         const OP: &str = "gather rows";
         let (rows, row) = self.check_rows(OP, table, indices)?;
@@ -50,7 +50,7 @@ impl Tape {
         }
     }
 
-    /// Writes values [M, ..] to the rows of a buffer [N, ..] named by indices i32 [M]. Those with an index outside the table are left out; the
+    /// Writes values [M, ..] to the rows of a buffer [N, ..] named by indices i32 `[M]`. Those with an index outside the table are left out; the
     /// others' indices must differ.
     pub fn scatter_rows(&mut self, table: &Buffer, indices: Tensor, values: Tensor) -> Result<()> {
         const OP: &str = "scatter rows";

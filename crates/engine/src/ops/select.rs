@@ -8,7 +8,7 @@ use crate::{DType, Error, Result, Tape, Tensor};
 const OP: &str = "select rows";
 
 impl Tape {
-    /// Row b of `yes` where the mask is not zero, of `no` elsewhere, without gradient: mask i32 [B], yes, no [B, ..] -> [B, ..]
+    /// Row b of `yes` where the mask is not zero, of `no` elsewhere, without gradient: mask i32 `[B]`, yes, no [B, ..] -> [B, ..]
     pub fn select_rows(&mut self, mask: Tensor, yes: Tensor, no: Tensor) -> Result<Tensor> {
         self.check(OP, mask, DType::I32)?;
         self.check_f32(OP, &[yes, no])?;

@@ -207,7 +207,7 @@ impl Tape {
         Ok(())
     }
 
-    /// Writes step `t` of a recorded sequence: tensor [B, ..] into buffer [B, T, ..].
+    /// Writes step `t` of a sequence: tensor [B, ..] into buffer [B, T, ..].
     pub fn store_step(&mut self, buffer: &Buffer, t: usize, tensor: Tensor) -> Result<()> {
         const OP: &str = "store step";
         self.check(OP, tensor, buffer.dtype())?;
@@ -369,22 +369,19 @@ mod tests {
     }
 
     #[test]
-    fn steps_of_a_recording_are_stored_apart() -> Result<()> {
+    fn steps_of_a_sequence_are_stored_apart() -> Result<()> {
         let device = crate::Device::under_test(1)?;
-        let recording = device.buffer::<i32>("recording", [2, 3, 2])?;
+        let sequence = device.buffer::<i32>("sequence", [2, 3, 2])?;
         crate::Stepper::new(&device, crate::Key::new(0, 0)).run(|tape| -> Result<()> {
             let x = integers(tape, &[1, 2, 3, 4]);
             let x = tape.reshape(x, [2, 2])?;
-            tape.store_step(&recording, 1, x)?;
-            assert!(matches!(
-                tape.store_step(&recording, 3, x),
-                Err(Error::IndexOutOfRange { limit: 3, .. })
-            ));
+            tape.store_step(&sequence, 1, x)?;
+            assert!(matches!(tape.store_step(&sequence, 3, x), Err(Error::IndexOutOfRange { limit: 3, .. })));
             let wide = tape.reshape(x, [4])?;
-            assert!(matches!(tape.store_step(&recording, 0, wide), Err(Error::ShapeMismatch { .. })));
+            assert!(matches!(tape.store_step(&sequence, 0, wide), Err(Error::ShapeMismatch { .. })));
             Ok(())
         })?;
-        assert_eq!(recording.read::<i32>()?, [0, 0, 1, 2, 0, 0, 0, 0, 3, 4, 0, 0]);
+        assert_eq!(sequence.read::<i32>()?, [0, 0, 1, 2, 0, 0, 0, 0, 3, 4, 0, 0]);
         Ok(())
     }
 

@@ -1,7 +1,6 @@
 //! What ops on a GPU ask the tape for: addresses, types, copies.
 
 use super::{Bound, Data, Tape};
-use crate::backend::Backend;
 use crate::cuda::{Gpu, Grid, View, kernels};
 use crate::memory::Block;
 use crate::{Buffer, DType, Result, Tensor};
@@ -24,11 +23,6 @@ impl Operand {
 }
 
 impl Tape {
-    /// The GPU that the step runs on.
-    pub(crate) fn gpu(&self) -> Option<&Gpu> {
-        self.device.gpu()
-    }
-
     /// How activations are stored.
     pub(crate) fn float(&self) -> DType {
         self.device.float()
@@ -70,11 +64,6 @@ impl Tape {
         self.state.as_ref().map_or(0, Block::at)
     }
 
-    /// Parts that a sum over `n` elements is made of on the GPU: a block each, two per multiprocessor at most.
-    pub(crate) fn parts(&self, n: usize) -> usize {
-        self.gpu().map_or(1, |gpu| Grid::parts(gpu, n))
-    }
-
     /// Where a buffer lies on the GPU.
     pub(crate) fn buffer_at(&mut self, buffer: &Buffer) -> Result<u64> {
         let bound = self.bind(buffer)?;
@@ -97,13 +86,6 @@ impl Tape {
         let (n, to) = (tensor.len(), View::new(copy.at(), dtype));
         kernels::copy(gpu, Grid::elements(gpu, n), to, self.view(tensor), n, false)?;
         Ok(Operand::temporary(copy))
-    }
-
-    pub(crate) fn operand(&mut self, tensor: Tensor, dtype: DType) -> Result<Operand> {
-        match self.backend() {
-            Backend::Cpu => unreachable!(),
-            Backend::Cuda(gpu) => self.gpu_operand(&gpu, tensor, dtype),
-        }
     }
 
     pub(crate) fn release(&mut self, operand: Operand) {

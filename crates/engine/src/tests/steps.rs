@@ -284,7 +284,7 @@ fn a_captured_step_leaves_other_buffers_alone() -> Result<()> {
     for use_other in uses {
         let result = run(&|| use_other(&other));
         match device.is_gpu() {
-            true => assert!(result.unwrap_err().to_string().contains("a step is being recorded")),
+            true => assert!(result.unwrap_err().to_string().contains("a step is being captured")),
             false => result?,
         }
         // The failed one is forgotten: this one runs, the next is captured.

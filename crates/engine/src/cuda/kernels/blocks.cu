@@ -202,7 +202,8 @@ __device__ __forceinline__ void convolve(const u8* picture, float* shares, const
 // out = x + conv(swish(norm(conv(swish(norm(x)))))): [B, height, width, 64]. Shared: the image, what the first convolution makes of it, what a
 // convolution looks at, with its border, and what the warps hand over.
 template <u32 TILES>
-__device__ __forceinline__ void resolve(u16* out, const u16* x, const float* gain1, const float* shift1, const u16* weight1, const float* bias1, const float* gain2, const float* shift2, const u16* weight2, const float* bias2, u32 height, u32 width, u32 groups, float epsilon) {
+__device__ __forceinline__ void resolve(u16* out, const u16* x, const float* gain1, const float* shift1, const u16* weight1, const float* bias1,
+    const float* gain2, const float* shift2, const u16* weight2, const float* bias2, u32 height, u32 width, u32 groups, float epsilon) {
     extern __shared__ __align__(128) u8 room[];
     u32 pixels = height * width, line = width + 2, bordered = (height + 2) * line;
     u8 *image = room, *between = image + pixels * PIXEL, *seen = between + pixels * PIXEL;
@@ -243,7 +244,8 @@ __device__ __forceinline__ void resolve(u16* out, const u16* x, const float* gai
 
 #define RESIDUAL_BLOCK(NAME, TILES) \
     extern "C" __global__ void __launch_bounds__(256, 1) \
-    NAME(u16* out, const u16* x, const float* gain1, const float* shift1, const u16* weight1, const float* bias1, const float* gain2, const float* shift2, const u16* weight2, const float* bias2, u32 height, u32 width, u32 groups, float epsilon) { \
+    NAME(u16* out, const u16* x, const float* gain1, const float* shift1, const u16* weight1, const float* bias1, const float* gain2, \
+        const float* shift2, const u16* weight2, const float* bias2, u32 height, u32 width, u32 groups, float epsilon) { \
         resolve<TILES>(out, x, gain1, shift1, weight1, bias1, gain2, shift2, weight2, bias2, height, width, groups, epsilon); \
     }
 
@@ -282,7 +284,9 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[4], const Tile& t, u
 // out = x + last(attention(query(h), key(h), value(h))) with h = norm(x): [B, pixels, 64], whole tiles of pixels. Weights [64, 64]. Shared: h, queries,
 // keys, values, and the four weights.
 extern "C" __global__ void __launch_bounds__(512, 1)
-attention_block(u16* out, const u16* x, const float* gain, const float* shift, const u16* query, const float* query_bias, const u16* key, const float* key_bias, const u16* value, const float* value_bias, const u16* last, const float* last_bias, u32 pixels, u32 groups, float epsilon, float scale) {
+attention_block(u16* out, const u16* x, const float* gain, const float* shift, const u16* query, const float* query_bias, const u16* key,
+    const float* key_bias, const u16* value, const float* value_bias, const u16* last, const float* last_bias, u32 pixels, u32 groups, float epsilon,
+    float scale) {
     constexpr u32 WARPS = 16, KEYS = 8; // of eight, at a time
     extern __shared__ __align__(128) u8 pictures[];
     u32 lane = threadIdx.x & 31, group = lane / 4, member = lane & 3, warp = threadIdx.x / 32, tiles = pixels / 16, size = pixels * PIXEL;

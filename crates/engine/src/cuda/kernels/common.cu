@@ -191,6 +191,13 @@ __device__ __forceinline__ float gelu_slope(float x) {
 }
 __device__ __forceinline__ float swished(float u, int swish) { return swish ? u * sigmoid(u) : u; }
 
+// The gradient before swish from that after it, at u.
+__device__ __forceinline__ float before_swish(float dy, float u, int swish) {
+    if (!swish) return dy;
+    float p = sigmoid(u);
+    return dy * p * (1.0f + u * (1.0f - p));
+}
+
 // ---- loads past the L1 cache, tensor cores ----
 
 // Loads of what other kernels may have just written, or what is read once: past the L1 cache.

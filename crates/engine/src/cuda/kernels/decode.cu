@@ -184,7 +184,8 @@ extern "C" __global__ void decode_embed(View out, const float* table, const int*
 
 // q [batch, width] and the cache at `past` <- layer-norm(x) times three weights [width, width]. A block has 16 columns of each of the three.
 extern "C" __global__ void __launch_bounds__(32 * MOST_WARPS, 2)
-decode_qkv(u16* q, u16* keys, u16* values, View x, const float* gain, const float* shift, const u16* q_weight, const u16* k_weight, const u16* v_weight, const float* q_bias, const float* k_bias, const float* v_bias, u32 batch, u32 width, u32 capacity, u32 past, float epsilon) {
+decode_qkv(u16* q, u16* keys, u16* values, View x, const float* gain, const float* shift, const u16* q_weight, const u16* k_weight,
+    const u16* v_weight, const float* q_bias, const float* k_bias, const float* v_bias, u32 batch, u32 width, u32 capacity, u32 past, float epsilon) {
     extern __shared__ __align__(16) float shared[]; // gain, shift, shares
     __shared__ __align__(16) float bias[48];
     float *shares = shared + 2 * width, part = 1.0f / width;
@@ -224,7 +225,8 @@ decode_qkv(u16* q, u16* keys, u16* values, View x, const float* gain, const floa
 
 // out [batch, width] <- x [batch, inputs] times the weight [width, inputs] + bias + start, if there is one. A block has 16 columns. Its warps load AHEAD chunks
 // of 32 inputs each at once, if there are as many, and then one by one what is left over.
-template <int AHEAD> __device__ __forceinline__ void add_product(float* shares, float* out, View start, const u16* x, const u16* weight, const float* bias, u32 batch, u32 width, u32 inputs) {
+template <int AHEAD> __device__ __forceinline__ void add_product(float* shares, float* out, View start, const u16* x, const u16* weight,
+    const float* bias, u32 batch, u32 width, u32 inputs) {
     u32 lane = threadIdx.x & 31, stride = blockDim.x, first = blockIdx.x * 16, column = threadIdx.x / 32 * 32 + (lane & 3) * 8;
     const u16* w = weight + (size_t)(first + lane / 4) * inputs + column;
     // A sequence that does not exist is another one whose results are thrown away.
@@ -295,7 +297,8 @@ decode_contract(float* out, View start, const u16* x, const u16* weight, const f
 }
 
 // out [batch, outputs] <- activate(layer-norm(x) times the weight [outputs, width] + bias). A block has 64 columns. Shared: gain, shift, shares.
-template <typename F> __device__ __forceinline__ void normed_product(float* shared, u16* out, View x, const float* gain, const float* shift, const u16* weight, const float* biases, u32 batch, u32 width, u32 outputs, float epsilon, F activate) {
+template <typename F> __device__ __forceinline__ void normed_product(float* shared, u16* out, View x, const float* gain, const float* shift,
+    const u16* weight, const float* biases, u32 batch, u32 width, u32 outputs, float epsilon, F activate) {
     __shared__ __align__(16) float bias[64];
     float *shares = shared + 2 * width, part = 1.0f / width;
     u32 lane = threadIdx.x & 31, column = threadIdx.x / 32 * 32 + (lane & 3) * 8, first = blockIdx.x * 64;

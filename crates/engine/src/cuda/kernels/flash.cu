@@ -79,7 +79,8 @@ __device__ __forceinline__ Head head_of(u32 time, u32 heads) {
     return h;
 }
 
-extern "C" __global__ void __launch_bounds__(128) flash_forward(u16* out, float* normaliser, const u16* q, const u16* k, const u16* v, u32 time, u32 heads, int causal, float scale, float rate, const u32* state, u32 site) {
+extern "C" __global__ void __launch_bounds__(128) flash_forward(u16* out, float* normaliser, const u16* q, const u16* k, const u16* v, u32 time,
+    u32 heads, int causal, float scale, float rate, const u32* state, u32 site) {
     __shared__ __align__(16) u16 keys[SIDE * PITCH], values[SIDE * PITCH];
     Draw draw = draw_of(state, site);
     Head h = head_of(time, heads);
@@ -162,7 +163,8 @@ extern "C" __global__ void flash_inner(float* inner, const u16* out, const u16* 
 }
 
 // Turns scores s and gradients of dropped weights dp into dropped weights and gradients of scores. Rows are queries or, `turned`, keys.
-__device__ __forceinline__ void score_gradients(float (*s)[4], float (*dp)[4], const float* norm, const float* inner, u32 row, u32 column, bool turned, u32 time, int causal, float scale, float rate, float keep, Draw draw, u32 first_row, u32 t) {
+__device__ __forceinline__ void score_gradients(float (*s)[4], float (*dp)[4], const float* norm, const float* inner, u32 row, u32 column, bool turned,
+    u32 time, int causal, float scale, float rate, float keep, Draw draw, u32 first_row, u32 t) {
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
@@ -191,7 +193,9 @@ __device__ __forceinline__ void write_rows(View out, const float (*x)[4], Head h
 }
 
 // Gradients of keys and values: a block has 64 keys and walks the queries.
-extern "C" __global__ void __launch_bounds__(128) flash_gradient_keys(View dk, View dv, const u16* q, const u16* k, const u16* v, const u16* d_out, const float* normaliser, const float* inner, u32 time, u32 heads, int causal, float scale, float rate, const u32* state, u32 site, int add_k, int add_v) {
+extern "C" __global__ void __launch_bounds__(128) flash_gradient_keys(View dk, View dv, const u16* q, const u16* k, const u16* v, const u16* d_out,
+    const float* normaliser, const float* inner, u32 time, u32 heads, int causal, float scale, float rate, const u32* state, u32 site, int add_k,
+    int add_v) {
     __shared__ __align__(16) u16 queries[SIDE * PITCH], gradients[SIDE * PITCH];
     __shared__ float norm[SIDE], sums[SIDE];
     Draw draw = draw_of(state, site);
@@ -226,7 +230,8 @@ extern "C" __global__ void __launch_bounds__(128) flash_gradient_keys(View dk, V
 }
 
 // Gradients of queries: a block has 64 queries and walks the keys.
-extern "C" __global__ void __launch_bounds__(128) flash_gradient_queries(View dq, const u16* q, const u16* k, const u16* v, const u16* d_out, const float* normaliser, const float* inner, u32 time, u32 heads, int causal, float scale, float rate, const u32* state, u32 site, int add) {
+extern "C" __global__ void __launch_bounds__(128) flash_gradient_queries(View dq, const u16* q, const u16* k, const u16* v, const u16* d_out,
+    const float* normaliser, const float* inner, u32 time, u32 heads, int causal, float scale, float rate, const u32* state, u32 site, int add) {
     __shared__ __align__(16) u16 keys[SIDE * PITCH], values[SIDE * PITCH];
     Draw draw = draw_of(state, site);
     Head h = head_of(time, heads);

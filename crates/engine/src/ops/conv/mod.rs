@@ -36,7 +36,7 @@ pub(crate) struct Conv {
 const OP: &str = "conv3x3";
 
 impl Tape {
-    /// x [B, H, W, I], weight [O, 3, 3, I], bias [O] -> [B, H', W', O]
+    /// x [B, H, W, I], weight [O, 3, 3, I], bias `[O]` -> [B, H', W', O]
     pub fn conv3x3(&mut self, x: Tensor, weight: Tensor, bias: Tensor, stride: Stride) -> Result<Tensor> {
         self.conv_op(x, weight, bias, stride, None, false)
     }

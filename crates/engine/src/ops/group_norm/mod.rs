@@ -24,7 +24,7 @@ const OP: &str = "group-norm";
 
 impl Tape {
     /// (x - mean) / sqrt(variance + epsilon) * gain + shift, with mean and variance over the pixels and channels of each group:
-    /// x [B, H, W, C], gain and shift [C] -> [B, H, W, C]
+    /// x [B, H, W, C], gain and shift `[C]` -> [B, H, W, C]
     pub fn group_norm(
         &mut self,
         x: Tensor,

@@ -51,7 +51,7 @@ const OP: &str = "linear";
 const NARROW: usize = 32;
 
 impl Tape {
-    /// activation(x W^T + b): x [.., I], weight [O, I], bias [O] -> [.., O]. A 1x1 convolution over NHWC is this op.
+    /// activation(x W^T + b): x [.., I], weight [O, I], bias `[O]` -> [.., O]. A 1x1 convolution over NHWC is this op.
     pub fn linear(
         &mut self,
         x: Tensor,

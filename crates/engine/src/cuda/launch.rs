@@ -1,0 +1,135 @@
+//! Launches: arguments as the driver reads them, grids within CUDA's limits.
+
+use std::ffi::c_void;
+use std::sync::atomic::Ordering;
+
+use cudarc::driver::{result, sys};
+
+use super::core::driver;
+use super::gpu::Gpu;
+use super::kernels::Kernel;
+use super::{Arg, Grid, View};
+use crate::{DType, Error, Result};
+
+impl Gpu {
+    /// Starts a kernel; called by the functions in [`kernels`](super::kernels) alone, which have the types of its arguments.
+    pub(super) fn launch(&self, kernel: &'static Kernel, grid: Grid, args: &[Arg]) -> Result<()> {
+        self.timed(|| kernel.name.into(), || self.launch_now(kernel, grid, args))
+    }
+
+    fn launch_now(&self, kernel: &'static Kernel, grid: Grid, args: &[Arg]) -> Result<()> {
+        check_sizes(kernel.name, args)?;
+        let (blocks, threads, shared) = checked(kernel.name, grid, MOST_SHARED)?;
+        let function = self.module.function(kernel.name)?;
+        let mut words: Vec<[u64; 2]> = args.iter().map(|arg| pack(*arg)).collect();
+        let mut pointers = pointers(&mut words);
+        // SAFETY: the arguments are those of the declaration, which was compared with the kernel when it was loaded. They outlive the call,
+        // which copies them.
+        unsafe {
+            let stream = self.core.stream();
+            result::launch_kernel(
+                function,
+                (blocks.0, blocks.1, 1),
+                (threads, 1, 1),
+                shared,
+                stream,
+                &mut pointers,
+            )
+        }
+        .map_err(driver(kernel.name))
+    }
+
+    /// [`launch`](Gpu::launch) of a kernel that lets the next one start early and itself waits for the one before: directly after another
+    /// such kernel, it starts before that has ended, where the GPU can.
+    pub(super) fn launch_chained(&self, kernel: &'static Kernel, grid: Grid, args: &[Arg]) -> Result<()> {
+        self.timed(|| kernel.name.into(), || self.launch_chained_now(kernel, grid, args))
+    }
+
+    fn launch_chained_now(&self, kernel: &'static Kernel, grid: Grid, args: &[Arg]) -> Result<()> {
+        check_sizes(kernel.name, args)?;
+        let (blocks, threads, shared) = checked(kernel.name, grid, self.shared)?;
+        let function = self.module.chained(kernel.name, self.shared)?;
+        let mut words: Vec<[u64; 2]> = args.iter().map(|arg| pack(*arg)).collect();
+        let mut pointers = pointers(&mut words);
+        let chained = self.core.chained.swap(true, Ordering::Relaxed);
+        let mut value = sys::CUlaunchAttributeValue { pad: [0; 64] };
+        value.programmaticStreamSerializationAllowed = 1;
+        let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        let mut early = sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let config = sys::CUlaunchConfig {
+            gridDimX: blocks.0,
+            gridDimY: blocks.1,
+            gridDimZ: 1,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: self.core.stream,
+            attrs: &mut early,
+            // What is timed by itself does not overlap.
+            numAttrs: u32::from(self.overlaps && chained && !self.traces()),
+        };
+        // SAFETY: as in `launch`; the attribute outlives the call.
+        let done = unsafe {
+            sys::cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), std::ptr::null_mut()).result()
+        };
+        if done.is_err() {
+            self.core.stream();
+        }
+        done.map_err(driver(kernel.name))
+    }
+}
+
+/// Where the driver finds each argument.
+fn pointers(words: &mut [[u64; 2]]) -> Vec<*mut c_void> {
+    words.iter_mut().map(|word| std::ptr::from_mut(word).cast()).collect()
+}
+
+/// Kernels count elements in 32 bits.
+fn check_sizes(kernel: &'static str, args: &[Arg]) -> Result<()> {
+    match args.iter().any(|arg| matches!(arg, Arg::U32(n) if *n > i32::MAX as usize)) {
+        false => Ok(()),
+        true => {
+            let reason = "a tensor has more than two billion elements; use smaller batches".into();
+            Err(Error::Gpu { what: kernel, reason })
+        }
+    }
+}
+
+/// Bytes of shared memory that CUDA gives a kernel unasked.
+const MOST_SHARED: usize = 48 << 10;
+
+/// A grid as the driver takes it, if it is within CUDA's limits: blocks, threads, bytes of shared memory. The driver would say no more
+/// than "invalid value".
+fn checked(kernel: &'static str, grid: Grid, most_shared: usize) -> Result<((u32, u32), u32, u32)> {
+    const MOST_BLOCKS: usize = i32::MAX as usize;
+    const MOST_ROWS: usize = 65_535;
+    const MOST_THREADS: usize = 1024;
+    let Grid { blocks: (columns, rows), threads, shared } = grid;
+    let limits = [
+        (shared, most_shared, "bytes of a block's shared memory", "narrower or shorter networks"),
+        (rows, MOST_ROWS, "rows of blocks", "smaller batches"),
+        (columns, MOST_BLOCKS, "blocks", "smaller batches"),
+        (threads, MOST_THREADS, "threads in a block", "narrower networks"),
+    ];
+    match limits.into_iter().find(|(wanted, most, ..)| wanted > most) {
+        Some((wanted, most, what, less)) => {
+            let reason = format!("it needs {wanted} {what}, of which there are {most}: use {less}");
+            Err(Error::Gpu { what: kernel, reason })
+        }
+        None => Ok(((columns as u32, rows as u32), threads as u32, shared as u32)),
+    }
+}
+
+/// An argument as the driver reads it: its bytes first.
+fn pack(arg: Arg) -> [u64; 2] {
+    match arg {
+        Arg::At(at) => [at, 0],
+        Arg::View(View { at, dtype }) => [at, u64::from(dtype == DType::BF16)],
+        Arg::U32(x) => [x as u64, 0],
+        Arg::I32(x) => [u64::from(x as u32), 0],
+        Arg::F32(x) => [u64::from(x.to_bits()), 0],
+        Arg::F64(x) => [x.to_bits(), 0],
+        Arg::Flag(x) => [u64::from(x), 0],
+    }
+}
