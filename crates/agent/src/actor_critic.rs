@@ -67,7 +67,7 @@ impl ActorCriticLosses {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Returns {
-    /// Discount of rewards per step.
+    /// Discount factor per step.
     pub gamma: f32,
     /// Lambda of the lambda-returns: 0 for one-step returns, 1 for returns of the whole dream.
     pub lambda: f32,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentConfig {
-    /// Number of actions; taken from the game.
+    /// Number of actions; follows from the game.
     pub actions: usize,
     pub tokenizer: TokenizerConfig,
     pub world_model: WorldModelConfig,
@@ -151,13 +151,13 @@ pub struct TokenizerConfig {
     pub resolutions: usize,
     /// Residual blocks per resolution in the encoder; the decoder has one more.
     pub residual_blocks: usize,
-    /// Sizes at which residual blocks are followed by attention.
+    /// Resolutions, in pixels, at which residual blocks are followed by attention.
     pub attention_sizes: Vec<usize>,
-    /// Groups of the group-norms.
+    /// Groups of group normalisation.
     pub groups: usize,
-    /// Number of codebook entries.
+    /// Codebook size: the number of different tokens.
     pub vocabulary: usize,
-    /// Width of a codebook entry.
+    /// Dimension of a codebook entry.
     pub embedding: usize,
 }
 
@@ -193,11 +193,11 @@ impl TokenizerConfig {
 pub struct WorldModelConfig {
     /// Context window in steps (the paper's L).
     pub steps: usize,
-    /// Transformer blocks.
+    /// Number of transformer blocks.
     pub layers: usize,
-    /// Attention heads of a block.
+    /// Attention heads per block.
     pub heads: usize,
-    /// Width of an embedded token.
+    /// Embedding dimension.
     pub width: usize,
     /// Dropout rate on embeddings, attention weights and both residual branches.
     pub dropout: f32,
@@ -223,11 +223,11 @@ impl Default for WorldModelConfig {
 pub struct ActorCriticConfig {
     /// Channels of the convolutions; each is followed by a 2x2 max-pool.
     pub channels: Vec<usize>,
-    /// Width of the LSTM.
+    /// Hidden units of the LSTM.
     pub hidden: usize,
-    /// Width of a linear layer with layer-norm between the convolutions and the LSTM; 0 for none, as in the paper.
+    /// Units of a linear layer with layer normalisation between the convolutions and the LSTM; 0 omits it, as in the paper.
     pub dense: usize,
-    /// Let the heads see the LSTM's input beside its state; not in the paper.
+    /// Feed the input of the LSTM to the heads, too (skip connection); false in the paper.
     pub skip: bool,
 }
 

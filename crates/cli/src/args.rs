@@ -11,15 +11,15 @@ use crate::output::{program, tell};
 
 /// IRIS: an agent that learns a world model of a game and learns to play inside it.
 ///
-/// Start with `iris train`: in a few minutes a small agent learns `arcade/catch` on two CPU cores and leaves a folder under `runs`. `iris dream` then shows
-/// what its world model imagines, and `iris eval` how well it plays.
+/// Start with `iris train`: a small agent learns `arcade/catch` in a few minutes on two CPU cores. Its files are in a new folder under `runs`.
+/// `iris dream` shows what the world model imagines, and `iris eval` how well the agent plays.
 #[derive(Parser)]
 #[command(version, arg_required_else_help = true)]
 pub struct Args {
     #[command(subcommand)]
     pub command: Command,
 
-    /// Where to look for Atari ROMs first.
+    /// Folder with Atari ROMs; searched before all others.
     #[arg(long, global = true, value_name = "DIR")]
     pub roms: Option<PathBuf>,
 }
@@ -82,60 +82,60 @@ pub enum Command {
     Selftest(SelftestArgs),
 }
 
-/// Where to compute.
+/// The device of a command.
 #[derive(clap::Args)]
 pub struct DeviceArgs {
-    /// Where to compute.
+    /// Device to compute on.
     #[arg(long, value_enum, default_value_t = DeviceName::Auto)]
     pub device: DeviceName,
 
-    /// How a GPU computes; the CPU always uses f32.
+    /// Precision on a GPU; the CPU always uses f32.
     #[arg(long, value_enum, default_value_t = PrecisionName::Bf16)]
     pub precision: PrecisionName,
 
-    /// Worker threads of the CPU; one per core if not given. The result does not depend on it.
+    /// CPU threads; one per core by default. Results do not depend on the number.
     #[arg(long, value_parser = up_to(1024))]
     pub threads: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DeviceName {
-    /// A GPU if one can be used, else the CPU.
+    /// A GPU if one is usable, otherwise the CPU.
     Auto,
-    /// The first NVIDIA GPU, in a program built with `--features cuda`.
+    /// The first NVIDIA GPU; needs a build with `--features cuda`.
     Cuda,
     Cpu,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PrecisionName {
-    /// Activations in bf16; parameters, statistics, losses and the optimiser's state in f32.
+    /// Activations in bf16; parameters, statistics, losses and optimiser state in f32.
     Bf16,
     /// Everything in f32, as on the CPU.
     F32,
 }
 
-/// Print the settings that `train` would use with the same arguments, and what each means.
+/// Print the config that `train` would use with the same arguments, with an explanation of every key.
 ///
-/// The result is TOML that `--config` takes. The settings of a run are a preset, then a file, then single changes, each on top of what came before.
+/// The output is a TOML file for `--config`. A config is built from a preset, then a file, then key=value arguments; later ones take precedence.
 #[derive(clap::Args)]
 pub struct ConfigArgs {
-    /// Changes to the config, as key.sub=value, such as `epochs=30` or `actor_critic.schedule.learning_rate=5e-4`; `iris config` lists all keys.
+    /// Config values as key=value, such as `epochs=30` or `actor_critic.schedule.learning_rate=5e-4`; `iris config` lists all keys.
     pub overrides: Vec<String>,
 
-    /// The settings to start from: tiny, atari-small, atari-100k, atari-100k-64tokens or atari-10m.
+    /// Preset to start from: tiny, atari-small, atari-100k, atari-100k-64tokens or atari-10m.
     #[arg(long, default_value = "tiny")]
     pub preset: String,
 
-    /// A TOML file with changes to the preset.
+    /// TOML file with values that replace those of the preset.
     #[arg(long)]
     pub config: Option<PathBuf>,
 
-    /// The game; the same as env=NAME.
+    /// The game, such as arcade/pong or Breakout; short for env=NAME.
     #[arg(long)]
     pub env: Option<String>,
 
-    /// The same as seed=NUMBER.
+    /// Random seed; short for seed=NUMBER.
     #[arg(long, value_parser = value_parser!(u64).range(..=i64::MAX as u64))]
     pub seed: Option<u64>,
 }
@@ -147,17 +147,19 @@ fn up_to(most: u64) -> RangedU64ValueParser<usize> {
 
 /// Train an agent: by default a small one on `arcade/catch`, in minutes.
 ///
-/// Every epoch plays a little, then updates the tokenizer, the world model and, inside the world model, the policy. The folder of the run holds the config,
-/// metrics (JSON lines and TensorBoard), pictures of reconstructions and dreams, everything that was seen, and the last two checkpoints.
+/// Every epoch collects steps of the game, then updates the tokenizer, the world model and, inside the world model, the policy. The run folder holds the
+/// config, metrics (JSON lines and TensorBoard), pictures of reconstructions and dreams, the replay, and the last two checkpoints.
 ///
-/// Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 stop a run after the update that is being made, with exit status 75; `--resume` continues from the last finished epoch to
-/// the same result. A second signal ends it at once, with 128 plus the signal's number.
+/// A few steps are timed before the run starts, to say how long it will take.
+///
+/// Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 stop a run after the current update, with exit status 75; `--resume` continues from the last finished epoch to
+/// the same result. A second signal ends it at once, with 128 plus the number of the signal.
 #[derive(clap::Args)]
 pub struct TrainArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
 
-    /// Folder of the run; by default a new one under `runs`.
+    /// Run folder; by default a new one under `runs`.
     #[arg(long)]
     pub out: Option<PathBuf>,
 
@@ -229,7 +231,7 @@ pub struct EvalArgs {
     #[command(flatten)]
     pub player: PlayerArgs,
 
-    /// Games to play.
+    /// Number of games.
     #[arg(long, default_value_t = 100, value_parser = up_to(1_000_000))]
     pub episodes: usize,
 
@@ -239,13 +241,13 @@ pub struct EvalArgs {
     pub json: bool,
 }
 
-/// Who plays what.
+/// The agent and its game.
 #[derive(clap::Args)]
 pub struct PlayerArgs {
-    /// Folder of the run or of the imported agent.
+    /// Run folder, or the folder of an imported agent.
     pub run: PathBuf,
 
-    /// The game; a run's own if not given.
+    /// The game; by default that of the run.
     #[arg(long)]
     pub env: Option<String>,
 
@@ -287,7 +289,7 @@ pub struct ImportArgs {
     /// The checkpoint.
     pub checkpoint: PathBuf,
 
-    /// Folder to write the agent to.
+    /// Folder for the agent.
     #[arg(long)]
     pub out: PathBuf,
 }
@@ -295,37 +297,38 @@ pub struct ImportArgs {
 /// Write an agent with the names and shapes of the reference release, for PyTorch.
 ///
 /// Writes safetensors that PyTorch users load with `agent.load_state_dict(safetensors.torch.load_file(FILE))`; for an agent that was trained here add
-/// `strict=False`, because it does not hold the perceptual network. Agents with sizes or parts that the reference release does not know, such as those of the
+/// `strict=False`, because it does not contain the perceptual network. Agents with parts that the reference release does not have, such as those of the
 /// `tiny` preset, are refused.
 #[derive(clap::Args)]
 pub struct ExportArgs {
-    /// Folder of the run, whose newest checkpoint is taken, or of the imported agent.
+    /// Run folder, whose newest checkpoint is exported, or the folder of an imported agent.
     pub agent: PathBuf,
 
-    /// File to write.
+    /// File to write, such as last.safetensors.
     #[arg(long)]
     pub out: PathBuf,
 }
 
 /// Time the paper-size networks and the games on this machine.
 ///
-/// Prints one line for each step at paper size: the best of several runs and the most memory the process held; on a GPU the median, and the most of its memory.
+/// Prints one line per training step at paper size: the best time of several runs and the peak memory of the process; on a GPU the median time and the
+/// peak GPU memory.
 ///
-/// `scripts/bench_pytorch.py` prints the same lines for PyTorch. Run both with nothing else running.
+/// `scripts/bench_pytorch.py` prints the same lines for PyTorch. Run both on an idle machine.
 #[derive(clap::Args)]
 pub struct BenchArgs {
-    /// What to time; everything if not given.
+    /// What to time; everything by default.
     #[arg(value_enum)]
     pub cases: Vec<BenchCase>,
 
     #[command(flatten)]
     pub device: DeviceArgs,
 
-    /// On a GPU: where the time goes, kernel by kernel.
+    /// GPU only: time per kernel.
     #[arg(long)]
     pub breakdown: bool,
 
-    /// How often to repeat each case: 7 times on the CPU, 50 times on a GPU if not given.
+    /// Repetitions of each case; 7 on the CPU and 50 on a GPU by default.
     #[arg(long, value_parser = up_to(1_000_000))]
     pub repeats: Option<usize>,
 }
@@ -350,7 +353,7 @@ pub enum BenchCase {
 
 /// Train three tiny networks for ten steps and compare their losses with the CPU's.
 ///
-/// In f32 they must agree to 0.1%, in bf16 to 5%. The CPU is compared with itself on one thread, to the bit. `iris doctor` does this on every device.
+/// Losses must agree within 0.1% in f32 and 5% in bf16. The CPU is compared with itself on one thread, to the bit. `iris doctor` runs this on every device.
 #[derive(clap::Args)]
 pub struct SelftestArgs {
     #[command(flatten)]
@@ -368,8 +371,8 @@ Without arguments it reproduces the paper's table and figures from the published
 A score file, {\"Game\": [score per run, ...]}, is an agent named after the file. Run folders and outputs of `iris eval --json` together are
 one agent; a run counts with its last evaluation.
 
-Prints the tables and what to be careful about, and writes report.html (everything, works offline), report.json, table.md, table.tex
-and the figures as SVG and PNG. docs/report.md explains every number.";
+Prints the tables and notes about them, and writes report.html (all of it, works offline), report.json, table.md, table.tex and
+the figures as SVG and PNG. docs/report.md explains every number.";
 
 /// Compare agents: the paper's tables and figures, from score files and runs.
 ///
@@ -380,30 +383,30 @@ pub struct ReportArgs {
     /// Score files, outputs of `iris eval --json`, run folders, or folders that hold runs.
     pub inputs: Vec<PathBuf>,
 
-    /// Published agents to show, separated by commas; also `all` and `none`. The paper's if not given.
+    /// Published agents to show, separated by commas, or `all` or `none`; by default those of the paper.
     #[arg(long, value_delimiter = ',', value_name = "A,B")]
     pub agents: Option<Vec<String>>,
 
-    /// What to call the agent whose runs are given.
+    /// Name of the agent that the runs belong to.
     #[arg(long, default_value = "ours")]
     pub name: String,
 
-    /// Folder for the files.
+    /// Output folder.
     #[arg(long, default_value = "report", value_name = "DIR")]
     pub out: PathBuf,
 
-    /// Bootstrap replicates of the aggregates; profiles use at most 2,000 of them, probabilities of improvement 1,000.
+    /// Bootstrap replicates of the aggregates; profiles use at most 2,000, probabilities of improvement 1,000.
     #[arg(long, default_value_t = 50_000)]
     pub reps: usize,
 
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
 
-    /// Random numbers: `fast`, or `numpy` for the intervals that rliable prints after np.random.seed(SEED).
+    /// Random generator: `fast`, or `numpy` for the intervals that rliable prints after np.random.seed(SEED).
     #[arg(long, default_value = "fast")]
     pub rng: report::Rng,
 
-    /// Games beyond the 26, as a file {"Game": [random, human]}.
+    /// JSON file {"Game": [random, human]} with reference scores of games beyond the 26.
     #[arg(long, value_name = "FILE")]
     pub references: Option<PathBuf>,
 }

@@ -143,7 +143,12 @@ fn a_game_that_fails_in_an_evaluation_says_so() {
 fn names_made_at_run_time_are_as_good_as_any() {
     let scratch = Scratch::new("run-time-names");
     let run = scratch.0.join("run");
-    assert!(train("", &run, &["epochs=1"]).status.success());
+    let trained = train("", &run, &["epochs=1"]);
+    assert!(trained.status.success(), "{}", stderr(&trained));
+    // What to do next is said with this program's name, not with that of one that does not know the game.
+    let hint = format!("next: {} dream {}", std::env::current_exe().unwrap().display(), run.display());
+    let said = String::from_utf8_lossy(&trained.stdout).into_owned();
+    assert!(said.contains(&hint), "{said}");
     let dream = |actions: &str| {
         let mut command = program("");
         command.arg("dream").arg(&run).args(["--actions", actions, "--steps", "3"]).output().unwrap()

@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::io::BufRead;
 use std::process::Stdio;
 
 use common::{SMALL, Scratch, iris, stderr, train};
@@ -32,6 +33,13 @@ fn a_run_goes_through_every_phase_and_can_be_evaluated() {
     assert_eq!(std::fs::read_dir(run.join("checkpoints")).unwrap().count(), 2);
     let config = std::fs::read_to_string(run.join("config.toml")).unwrap();
     assert!(config.contains("actions = 3") && config.contains("steps = 50"), "{config}");
+
+    // TensorBoard shows when an epoch was over, also after the run was resumed.
+    let events = || std::fs::read(run.join(common::EVENTS)).unwrap();
+    let (written, times) = (events(), common::wall_times(&events()));
+    assert!(times.len() == 5 && times.is_sorted() && times[0] > 1.6e9, "{times:?}");
+    assert!(iris().args(["train", "--resume"]).arg(&run).output().unwrap().status.success());
+    assert!(common::wall_times(&events())[1..] == times[1..] && events().len() == written.len());
 
     // The tiny preset's policy has parts that the reference release does not know.
     let file = scratch.0.join("out.safetensors");
@@ -150,6 +158,12 @@ fn nonsense_is_answered_with_one_line_that_helps() {
     assert!(refused(&["actor_critic.horizon=9"]).contains("actor_critic.horizon is 9, but must be from 2"));
     assert!(refused(&["agent.tokenizer.frame_size=36"]).contains("which cannot be halved 3 times"));
     assert!(refused(&["--env", "arcade/cacth"]).contains("Did you mean `arcade/catch`?"));
+    let unknown = refused(&["--env", "nope"]);
+    assert!(
+        unknown.starts_with("error: no game is called `nope`. `") && !unknown.contains("Did you"),
+        "{unknown}"
+    );
+    assert!(refused(&["--env", "BREAKOUT"]).contains("may be `arcade/breakout` or `atari/Breakout`: give"));
     assert!(refused(&["--preset", "tinny"]).contains("Did you mean `tiny`?"));
     assert!(refused(&["--config", "no/such/file.toml"]).contains("cannot read no/such/file.toml"));
     let file = scratch.0.join("quoted.toml");
@@ -206,6 +220,28 @@ fn time_limits_are_learnt_as_ends_or_not() {
     let [learnt, ignored] = ["true", "false"].map(|ends| metrics("arcade/freeway", ends));
     assert_ne!(loss_of_ends(&learnt), loss_of_ends(&ignored));
     assert_eq!(metrics("arcade/catch", "true"), metrics("arcade/catch", "false"));
+}
+
+/// Before anything else happens.
+#[test]
+fn a_run_that_takes_days_is_announced_before_it_begins() {
+    let scratch = Scratch::new("forecast");
+    let start = |epochs: &str| {
+        let mut command = iris();
+        command.arg("train").args(SMALL).args([epochs, "evaluation.every=0"]).arg("--out");
+        let mut child = command.arg(scratch.0.join(epochs)).stderr(Stdio::piped()).spawn().unwrap();
+        let lines = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
+        let lines: Vec<String> =
+            lines.map_while(Result::ok).filter(|line| !line.starts_with("note")).take(2).collect();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        lines[1].clone()
+    };
+    let long = start("epochs=4000000000");
+    assert!(long.starts_with("warning: this run takes about "), "{long}");
+    assert!(long.contains(" on this device: ") && long.contains("Quicker: a GPU"), "{long}");
+    let short = start("epochs=60");
+    assert!(short.starts_with("60 epochs take about ") && short.ends_with(" on this device"), "{short}");
 }
 
 /// Which of the networks, and when.
@@ -299,7 +335,11 @@ fn the_printed_config_is_one_that_train_takes() {
     assert!(print(&["--env", "arcade/pong"]).contains("first_updates = 2500"));
     let changed = print(&["--env", "arcade/pong", "world_model.schedule.first_updates=7"]);
     assert!(changed.contains("first_updates = 7\n"));
+    // A short name is as good as the whole one, and goes to the same folder.
+    assert!(print(&["--env", "breakout"]).contains("env = \"arcade/breakout\"\n"));
     let games = String::from_utf8(iris().arg("envs").output().unwrap().stdout).unwrap();
+    let missing = games.lines().filter(|line| line.contains("(not in this build)")).count();
+    assert_eq!(missing, if cfg!(feature = "atari") { 0 } else { 26 }, "{games}");
     assert!(["catch", "pong", "breakout", "freeway"].iter().all(|name| games.contains(name)), "{games}");
 }
 

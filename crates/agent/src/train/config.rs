@@ -1,4 +1,4 @@
-//! Everything a run is determined by. The defaults are the paper's.
+//! The config of a run: together with the seed it determines everything. The defaults are the paper's.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::{AgentConfig, ConfigError, Returns};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainConfig {
-    /// The game; `iris envs` lists them.
+    /// Name of the game; `iris envs` lists all games.
     pub env: String,
     /// Seed of all random numbers of the run.
     pub seed: u64,
@@ -179,15 +179,15 @@ fn collect_docs(schema: &serde_json::Value, path: &str, docs: &mut BTreeMap<Stri
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CollectionConfig {
-    /// Steps played per epoch.
+    /// Steps collected per epoch.
     pub steps: usize,
     /// Number of epochs that play; later ones only learn.
     pub epochs: usize,
-    /// Epochs played with random actions before the policy takes over.
+    /// First epochs, in which actions are uniformly random.
     pub random_epochs: usize,
     /// Probability of a random action afterwards.
     pub epsilon: f32,
-    /// Temperature at which the policy samples while it plays.
+    /// Sampling temperature of the policy while it collects.
     pub temperature: f32,
 }
 
@@ -207,9 +207,9 @@ pub struct Schedule {
     pub first_updates: usize,
     /// Updates per epoch.
     pub updates: usize,
-    /// Frames (tokenizer), sequences (world model) or dreams (actor-critic) of an update.
+    /// Batch size: frames (tokenizer), sequences (world model) or dreams (actor-critic) per update.
     pub batch: usize,
-    /// Adam's step size.
+    /// Learning rate of Adam.
     pub learning_rate: f32,
     /// Learning rate of the last epoch, reached by linear decay; 0 disables the decay.
     pub final_learning_rate: f32,
@@ -273,12 +273,12 @@ impl Schedule {
 #[serde(deny_unknown_fields, default)]
 pub struct TokenizerTraining {
     pub schedule: Schedule,
-    /// Weight of the squared reconstruction error beside the absolute one.
+    /// Weight of the squared reconstruction error, which is added to the absolute error.
     pub squared_weight: f32,
-    /// The network of the perceptual loss: "random" for a VGG16 with fixed random weights, "none", or a folder that `iris import` made from a checkpoint of the
-    /// reference release, which holds the pretrained one.
+    /// Network of the perceptual loss: "random" for a VGG16 with fixed random weights, "none" for no such loss, or the folder of an agent that
+    /// `iris import` made from a checkpoint of the reference release, which holds the pretrained VGG16.
     pub perceptual: String,
-    /// Dropout on the perceptual network's features; the release leaves 0.5 on.
+    /// Dropout on the features of the perceptual network; the reference release uses 0.5.
     pub perceptual_dropout: f32,
 }
 
@@ -298,7 +298,7 @@ impl Default for TokenizerTraining {
 #[serde(deny_unknown_fields, default)]
 pub struct WorldModelTraining {
     pub schedule: Schedule,
-    /// Weight decay of linear weights; biases, norms and embeddings have none.
+    /// Weight decay of the weights of linear layers; biases, norms and embeddings have none.
     pub weight_decay: f32,
     /// Whether the world model learns a time limit as an end of the episode, as in the paper. With false, only the end of a game counts as one:
     /// dreams go on beyond the time limit, and returns are bootstrapped there.
@@ -340,13 +340,13 @@ impl Default for ActorCriticTraining {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct EvaluationConfig {
-    /// Epochs between evaluations; 0 for only one at the end.
+    /// Epochs between evaluations; 0 evaluates only after the last epoch.
     pub every: usize,
-    /// Whole games per evaluation.
+    /// Games per evaluation.
     pub episodes: usize,
-    /// Episodes of the last evaluation.
+    /// Games in the evaluation after the last epoch.
     pub final_episodes: usize,
-    /// Temperature at which the policy samples while it is evaluated.
+    /// Sampling temperature of the policy in evaluations.
     pub temperature: f32,
 }
 
@@ -359,9 +359,9 @@ impl Default for EvaluationConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ReplayConfig {
-    /// Steps kept; the oldest episodes go first.
+    /// Capacity in steps; the oldest episodes are removed first.
     pub max_steps: usize,
-    /// Bytes on disk kept at most, counted as if frames were not compressed; 0 disables the limit. Files are deleted a shard at a time, a little later.
+    /// Capacity in bytes, counted as if frames were not compressed; 0 disables the limit. Files are deleted later, in shards of 8192 steps.
     pub max_bytes: u64,
 }
 

@@ -61,11 +61,14 @@ impl Drop for Scratch {
     }
 }
 
+/// The event file of TensorBoard.
+pub const EVENTS: &str = "tensorboard/events.out.tfevents.0.iris";
+
 /// All that must be the same at the end of a run: newest checkpoint, metrics, replay.
 pub fn results(run: &Path) -> Vec<(String, Vec<u8>)> {
     let files = [
         "metrics.jsonl",
-        "tensorboard/events.out.tfevents.0.iris",
+        EVENTS,
         "replay/000000.data",
         "replay/000000.index",
         "media/000004/dream.png",
@@ -76,5 +79,32 @@ pub fn results(run: &Path) -> Vec<(String, Vec<u8>)> {
     files
         .iter()
         .map(|f| (f.to_string(), std::fs::read(run.join(f)).unwrap_or_else(|e| panic!("{f}: {e}"))))
+        .map(|(f, bytes)| if f == EVENTS { (f, without_times(bytes)) } else { (f, bytes) })
         .collect()
+}
+
+/// An event file but for its wall times and the checksums over them.
+fn without_times(mut file: Vec<u8>) -> Vec<u8> {
+    let mut at = 0;
+    while at < file.len() {
+        // Length, its checksum, the event, which starts with its time, its checksum.
+        let length = u64::from_le_bytes(file[at..at + 8].try_into().unwrap()) as usize;
+        assert_eq!(file[at + 12], 9, "an event without a time");
+        file[at + 13..at + 21].fill(0);
+        file[at + 12 + length..at + 16 + length].fill(0);
+        at += length + 16;
+    }
+    file
+}
+
+/// Wall times of an event file, in its order.
+pub fn wall_times(file: &[u8]) -> Vec<f64> {
+    let mut times = Vec::new();
+    let mut rest = file;
+    while !rest.is_empty() {
+        let length = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
+        times.push(f64::from_le_bytes(rest[13..21].try_into().unwrap()));
+        rest = &rest[length + 16..];
+    }
+    times
 }

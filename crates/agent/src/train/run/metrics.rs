@@ -3,6 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::super::tensorboard;
 use super::state::State;
@@ -72,9 +73,13 @@ impl MetricsFile {
             write_atomically(path, &kept)?;
         }
         (metrics.bytes, metrics.checksum) = (kept.len() as u64, crc32fast::hash(&kept));
-        let mut events = tensorboard::header();
+        let times = tensorboard::times(&std::fs::read(&metrics.events).unwrap_or_default());
+        // Where a time is lost, that of the epoch before it.
+        let mut time = times.values().next().copied().unwrap_or_else(now);
+        let mut events = tensorboard::header(time);
         for line in kept.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()) {
-            events.extend(event(&line));
+            time = times.get(&epoch_of(&line)).copied().unwrap_or(time);
+            events.extend(event(&line, time));
         }
         let _ = std::fs::remove_file(&metrics.events);
         append(&metrics.events, &events)?;
@@ -101,10 +106,10 @@ impl MetricsFile {
         }
         self.bytes = bytes;
         if !self.events.exists() {
-            append(&self.events, &tensorboard::header())?;
+            append(&self.events, &tensorboard::header(now()))?;
         }
         // Not synced: a resumed run writes it anew.
-        append(&self.events, &event(&line))?;
+        append(&self.events, &event(&line, now()))?;
         Ok(())
     }
 }
@@ -122,13 +127,21 @@ fn lines_up_to(epoch: usize, bytes: &[u8]) -> Vec<u8> {
     kept
 }
 
-/// A line of the metrics as an event.
-fn event(line: &Line) -> Vec<u8> {
-    let epoch = line.get("epoch").and_then(|e| e.as_u64()).unwrap_or_default();
+fn epoch_of(line: &Line) -> usize {
+    line.get("epoch").and_then(|e| e.as_u64()).unwrap_or_default() as usize
+}
+
+/// Seconds since 1970.
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
+}
+
+/// A line of the metrics as an event of this time.
+fn event(line: &Line, time: f64) -> Vec<u8> {
     let values = line.iter().filter(|(name, _)| *name != "epoch");
     let values: Vec<(String, f64)> =
         values.filter_map(|(name, value)| Some((name.clone(), value.as_f64()?))).collect();
-    tensorboard::scalars(epoch as usize, &values)
+    tensorboard::scalars(epoch_of(line), time, &values)
 }
 
 /// Appends to a file, which is made if need be.
