@@ -10,6 +10,21 @@ use crate::{Agent, AgentId, Memory};
 /// A batch of dreams in progress. Every step is the one that [`Dreamer::dream`] and training take, with the same random numbers; what is read here to
 /// be looked at stays on the device there. There is no end: when the world model's context window is full, the dream goes on from the newest
 /// half of it.
+///
+/// ```no_run
+/// use agent::{Action, Agent, Asked, Dream};
+/// use engine::{Device, Key};
+///
+/// fn two_steps(device: &Device, agent: &Agent, frame: Vec<u8>) -> engine::Result<()> {
+///     let mut dream = Dream::from_frames(device, agent, &[frame], 0, Key::new(0, 0))?;
+///     let before = dream.snapshot(agent)?;
+///     let given = dream.step(agent, Action::Given(&[1]), Asked::default())?;
+///     dream.put_back(&before)?;
+///     let chosen = dream.step(agent, Action::Policy { temperature: 1.0 }, Asked::default())?;
+///     println!("end: {} or {}", given[0].end_probability, chosen[0].end_probability);
+///     Ok(())
+/// }
+/// ```
 pub struct Dream {
     dreamer: Dreamer,
     /// Steps that the world model remembers, and that are kept to remind it.

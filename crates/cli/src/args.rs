@@ -181,7 +181,7 @@ pub struct TrainArgs {
 /// Starts from a frame of the run's replay and lets the world model imagine what follows. Writes `dream.png`, one row per future, and `dream.gif`, the same
 /// as an animation.
 ///
-/// The first row (or place) is what really followed. A yellow frame brings a reward, a blue one a penalty, a red one the end. The run may be going on.
+/// The first row (or place) is what really followed. A yellow bar under a frame is a reward, a blue one a penalty, a red border the end. The run may be going on.
 #[derive(clap::Args)]
 pub struct DreamArgs {
     /// Folder of the run.
@@ -264,8 +264,8 @@ pub struct PlayerArgs {
 
 /// Play one game with a trained agent and write it as an animation.
 ///
-/// The GIF shows the game as a person sees it beside what the agent sees of it. A yellow frame brings a reward, a blue one a penalty, a
-/// red one the end.
+/// The GIF shows the game as a person sees it beside what the agent sees of it. A yellow bar under them is a reward, a blue one a
+/// penalty, a red border the end.
 #[derive(clap::Args)]
 pub struct RecordArgs {
     #[command(flatten)]
