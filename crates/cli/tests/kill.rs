@@ -83,7 +83,7 @@ fn a_run_stopped_by_a_signal_continues_to_the_same_bits() {
         assert_eq!(child.wait().unwrap().code(), Some(75), "{signal}");
         let rest: Vec<String> = said.collect();
         assert!(rest.iter().any(|line| line.starts_with("stopping after this update")), "{signal}: {rest:?}");
-        assert!(rest.last().unwrap().contains(&format!("`iris train --resume {}`", stopped.display())));
+        assert!(rest.last().unwrap().contains(&format!("train --resume {}", stopped.display())));
         let resumed = iris().args(["train", "--resume"]).arg(&stopped).output().unwrap();
         assert!(resumed.status.success(), "{}", stderr(&resumed));
         for ((name, expected), (_, got)) in results(&whole).into_iter().zip(results(&stopped)) {
