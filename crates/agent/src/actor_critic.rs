@@ -7,8 +7,7 @@ use engine::{Device, Error, Init, Lstm, Param, Params, Result, Stride, Tape, Ten
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::layers::{Builder, Conv, Linear, LinearInit, Network, Norm};
-use crate::reference::Layout;
+use crate::layers::{Builder, Conv, Layout, Linear, LinearInit, Network, Norm};
 use crate::{ActorCriticConfig, TokenizerConfig};
 
 pub struct ActorCritic {

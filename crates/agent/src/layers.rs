@@ -2,7 +2,20 @@
 
 use engine::{Activation, Device, Error, Init, Param, Params, ParamsBuilder, Result, Stride, Tape, Tensor};
 
-use crate::reference::Layout;
+/// How a parameter lies in memory compared with the reference release (PyTorch, images NCHW; ours are NHWC).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// The same.
+    Same,
+    /// Ours [O, I], theirs [O, I, 1, 1].
+    Conv1x1,
+    /// Ours [O, 3, 3, I], theirs [O, I, 3, 3].
+    Conv3x3,
+    /// One weight per channel: ours `[C]`, theirs [1, C, 1, 1].
+    ChannelWeights,
+    /// A linear layer over a flattened image: our columns are in the order (height, width, channel), theirs (channel, height, width).
+    Flattened { height: usize, width: usize, channels: usize },
+}
 
 /// A network's parameters and how each lies in memory.
 pub struct Network {

@@ -2,8 +2,7 @@
 
 use engine::{Device, Init, Key, Param, Result, Rng, Stepper, Stride, Tape, Tensor};
 
-use crate::layers::{Builder, Conv, Linear, LinearInit, Network};
-use crate::reference::Layout;
+use crate::layers::{Builder, Conv, Layout, Linear, LinearInit, Network};
 
 /// VGG16's convolutions up to relu5_3: (channels, names of the layers in torchvision's numbering) per block.
 const BLOCKS: [(usize, &[usize]); 5] =

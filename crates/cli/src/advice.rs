@@ -1,14 +1,16 @@
 //! What to do about errors: the libraries state facts, and this program knows its own options.
 
-use agent::PlayError;
-use agent::train::{RunError, TrainError};
+use std::error::Error;
+
+use agent::train::{RunError, SetupError, TrainError};
+use agent::{PlayError, ReplayError, SceneError};
 use envs::EnvError;
 
 use crate::output::program;
 
 /// Advice on an error that ends a command.
 pub fn on(error: &anyhow::Error) -> Option<String> {
-    error.chain().find_map(|cause| env_error(cause)).and_then(on_game)
+    error.chain().find_map(on_cause)
 }
 
 /// A message with advice as a sentence after it.
@@ -20,19 +22,79 @@ pub fn with(message: String, advice: Option<String>) -> String {
     }
 }
 
-/// The error of a game inside one of the libraries' errors.
-fn env_error<'a>(cause: &'a (dyn std::error::Error + 'static)) -> Option<&'a EnvError> {
-    let in_training = |error: &'a TrainError| match error {
-        TrainError::Env(error) | TrainError::Play(PlayError::Env(error)) => Some(error),
+fn on_cause(cause: &(dyn Error + 'static)) -> Option<String> {
+    fn advice<E: Error + 'static>(
+        cause: &(dyn Error + 'static),
+        on: fn(&E) -> Option<String>,
+    ) -> Option<String> {
+        cause.downcast_ref().and_then(on)
+    }
+    advice(cause, on_training)
+        .or_else(|| advice(cause, on_run))
+        .or_else(|| advice(cause, on_setup))
+        .or_else(|| advice(cause, on_play))
+        .or_else(|| advice(cause, on_scene))
+        .or_else(|| advice(cause, on_game))
+        .or_else(|| advice(cause, on_replay))
+}
+
+fn on_training(error: &TrainError) -> Option<String> {
+    match error {
+        TrainError::Env(error) => on_game(error),
+        TrainError::Play(error) => on_play(error),
+        TrainError::Replay(error) => on_replay(error),
+        TrainError::Save(error) => on_run(error),
         _ => None,
-    };
-    if let Some(RunError::Train(error)) = cause.downcast_ref() {
-        return in_training(error);
     }
-    if let Some(PlayError::Env(error)) = cause.downcast_ref() {
-        return Some(error);
+}
+
+fn on_setup(error: &SetupError) -> Option<String> {
+    match error {
+        SetupError::Env(error) => on_game(error),
+        SetupError::Replay(error) => on_replay(error),
+        _ => None,
     }
-    cause.downcast_ref().or_else(|| cause.downcast_ref().and_then(in_training))
+}
+
+fn on_play(error: &PlayError) -> Option<String> {
+    match error {
+        PlayError::Env(error) => on_game(error),
+        _ => None,
+    }
+}
+
+fn on_scene(error: &SceneError) -> Option<String> {
+    match error {
+        SceneError::Replay(error) => on_replay(error),
+        _ => None,
+    }
+}
+
+fn on_replay(error: &ReplayError) -> Option<String> {
+    match error {
+        ReplayError::Io { .. } => None,
+        _ => Some(format!(
+            "`{} train --forget-damaged --resume` goes on without the episodes that are damaged",
+            program()
+        )),
+    }
+}
+
+fn on_run(error: &RunError) -> Option<String> {
+    Some(match error {
+        RunError::Setup(error) => return on_setup(error),
+        RunError::Replay(reason) | RunError::DamagedReplay { reason } => return on_replay(reason),
+        RunError::NothingLeft { .. } => format!("`{} eval` still plays with the agent", program()),
+        RunError::NoSuchRun { .. } | RunError::NotARun { .. } => {
+            format!("Name the folder of a run, which `{} train` prints when it starts", program())
+        }
+        RunError::GoingOn { .. } => "Wait for it, or stop it with Ctrl-C".into(),
+        RunError::Exists { .. } => "Continue it with --resume, or choose another folder".into(),
+        RunError::Leftovers { .. } => "Choose another folder, or delete it".into(),
+        RunError::HoldsAnAgent { .. } => "Choose another folder for the run".into(),
+        RunError::NothingToResume { .. } => "Put one back from a copy, or begin a new run".into(),
+        _ => return None,
+    })
 }
 
 /// Advice on an error of a game.

@@ -163,8 +163,9 @@ pub struct TrainArgs {
     #[arg(long)]
     pub out: Option<PathBuf>,
 
-    /// Continue the run in this folder from its last finished epoch; its config is kept, and the device may be another.
-    #[arg(long, value_name = "RUN", conflicts_with_all = ["overrides", "preset", "config", "env", "seed", "out"])]
+    /// Continue the run in this folder from its last finished epoch; its config is kept, except that `epochs=N` may raise the number of epochs. The device may be
+    /// another.
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["preset", "config", "env", "seed", "out"])]
     pub resume: Option<PathBuf>,
 
     /// With --resume: forget episodes of the replay whose files are damaged or cut off, and continue without them.

@@ -2,11 +2,14 @@
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use agent::train::{Damaged, Observer, Phase, Run, TrainConfig, TrainError, Trainer, train};
-use anyhow::{Context, Result};
+use agent::train::{
+    Damaged, Event, Observer, Phase, Resume, Run, TrainConfig, TrainError, Trainer, Warning, train,
+};
+use anyhow::{Context, Result, bail};
 use engine::Device;
 
 use crate::args::TrainArgs;
@@ -21,13 +24,8 @@ pub fn run(args: TrainArgs) -> Result<Ended> {
     // First: whoever stops a run while it is being prepared gets the same answer.
     let stop = Stop::listen()?;
     let device = args.device.open()?;
-    let (run, mut trainer) = match &args.resume {
-        Some(folder) => {
-            let damaged = if args.forget_damaged { Damaged::Forget } else { Damaged::Refuse };
-            let resumed = Run::resume(&device, folder, damaged, warn)?;
-            check_config_file(folder, &resumed.1)?;
-            resumed
-        }
+    let (mut run, mut trainer) = match &args.resume {
+        Some(folder) => resume(&args, &device, folder)?,
         None => create(&args, &device)?,
     };
     let first = trainer.epoch;
@@ -37,19 +35,23 @@ pub fn run(args: TrainArgs) -> Result<Ended> {
         tell!("{}: {variant}", trainer.config.env);
     }
     if first >= trainer.config.epochs {
-        let more = "its config is fixed: a new run with a larger `epochs` trains longer";
-        say!("all {first} epochs of this run are over; {more}");
+        let folder = pasteable(run.folder());
+        say!(
+            "all {first} epochs of this run are over. To train it further: {} train --resume {folder} epochs={}",
+            program(),
+            2 * first
+        );
         return Ok(Ended::Done);
     }
     remarks(&trainer.config).iter().for_each(|remark| tell!("note: {remark}"));
     for reason in trainer.config.agent.slow_paths(&device) {
         tell!("note: slower than it could be: {reason}");
     }
-    let mut watch = Watch::new(run, stop, &trainer);
+    let mut watch = Watch::new(run.folder(), stop, &trainer);
     watch.forecast(&device);
-    match train(&mut trainer, &mut watch) {
+    match train(&mut run, &mut trainer, &mut watch) {
         Err(TrainError::Interrupted) => {
-            let (folder, done) = (pasteable(watch.run.folder()), trainer.epoch);
+            let (folder, done) = (pasteable(run.folder()), trainer.epoch);
             watch.bar = None;
             tell!(
                 "stopped with {done} of {} epochs finished and saved. To continue: {} train --resume {folder}",
@@ -62,6 +64,33 @@ pub fn run(args: TrainArgs) -> Result<Ended> {
     }
     watch.summary(&trainer, first);
     Ok(Ended::Done)
+}
+
+/// Continues a run; `epochs=30` makes it longer.
+fn resume(args: &TrainArgs, device: &Device, folder: &Path) -> Result<(Run, Trainer)> {
+    let damaged = if args.forget_damaged { Damaged::Forget } else { Damaged::Refuse };
+    let epochs = raised_epochs(&args.config.overrides)?;
+    let (run, trainer) = Run::resume(device, folder, Resume { damaged, epochs }, warn)?;
+    check_config_file(&run, &trainer, epochs.is_some())?;
+    Ok((run, trainer))
+}
+
+/// What `epochs` is changed to. A run that is continued keeps everything else.
+fn raised_epochs(overrides: &[String]) -> Result<Option<usize>> {
+    let mut epochs = None;
+    for text in overrides {
+        let (key, value) = text.split_once('=').unwrap_or((text, ""));
+        if key.trim() != "epochs" {
+            bail!(
+                "`{text}` cannot be changed: a run is continued with its own config, of which only `epochs` can be raised. A new run takes other settings"
+            );
+        }
+        let Ok(value) = value.trim().parse() else {
+            bail!("`{text}`: write a whole number, such as epochs=30");
+        };
+        epochs = Some(value);
+    }
+    Ok(epochs)
 }
 
 fn create(args: &TrainArgs, device: &Device) -> Result<(Run, Trainer)> {
@@ -110,12 +139,7 @@ fn remarks(config: &TrainConfig) -> Vec<String> {
             collected + 1
         ));
     }
-    let schedules = [
-        ("tokenizer", &config.tokenizer.schedule),
-        ("world_model", &config.world_model.schedule),
-        ("actor_critic", &config.actor_critic.schedule),
-    ];
-    for (network, schedule) in schedules {
+    for (network, schedule) in config.schedules() {
         let start = schedule.start_after;
         if start >= epochs {
             remarks.push(format!(
@@ -133,20 +157,49 @@ fn remarks(config: &TrainConfig) -> Vec<String> {
     remarks
 }
 
-/// `config.toml` is for people and for `iris report`: written if it is missing, and what was changed in it changes nothing.
-fn check_config_file(folder: &Path, trainer: &Trainer) -> Result<()> {
-    let path = folder.join("config.toml");
+/// `config.toml` is for people and for `iris report`: written if it is missing or the run is `raised` to more epochs. What was changed in it changes nothing.
+fn check_config_file(run: &Run, trainer: &Trainer, raised: bool) -> Result<()> {
+    let path = run.folder().join("config.toml");
     let Ok(found) = std::fs::read_to_string(&path) else {
-        let text = config::document(&trainer.config)?;
-        return std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()));
+        return Ok(run.write_config(&config::document(&trainer.config)?)?);
     };
-    if toml::from_str::<TrainConfig>(&found).ok().as_ref() != Some(&trainer.config) {
-        warn(format!(
-            "{} differs from the config this run was started with, which stays in force. Delete the file to regenerate it",
-            path.display()
-        ));
+    let Ok(mut found) = toml::from_str::<TrainConfig>(&found) else {
+        warn_of_other_config(&path);
+        return Ok(());
+    };
+    if raised && found.epochs < trainer.config.epochs {
+        note_learning_rates(trainer, found.epochs);
+        found.epochs = trainer.config.epochs;
+        if found == trainer.config {
+            return Ok(run.write_config(&config::document(&found)?)?);
+        }
+    }
+    if found != trainer.config {
+        warn_of_other_config(&path);
     }
     Ok(())
+}
+
+fn warn_of_other_config(path: &Path) {
+    warn(format!(
+        "{} differs from the config this run was started with, which stays in force. Delete the file to regenerate it",
+        path.display()
+    ));
+}
+
+/// Linear decay ends at the last epoch: with more of them, rates are higher than they were.
+fn note_learning_rates(trainer: &Trainer, before: usize) {
+    let (config, epoch) = (&trainer.config, trainer.epoch);
+    for (network, schedule) in config.schedules() {
+        let old = schedule.learning_rate_in(epoch.saturating_sub(1), before);
+        let new = schedule.learning_rate_in(epoch, config.epochs);
+        if old != new {
+            tell!(
+                "note: the learning rate of the {network} decays over all {} epochs now: it goes on from {old:.1e} with {new:.1e}",
+                config.epochs
+            );
+        }
+    }
 }
 
 /// Seconds since 1970 as date and time of day (UTC), in a form that sorts.
@@ -168,9 +221,9 @@ fn calendar(seconds: u64) -> String {
     format!("{year}{:02}{:02}-{hours:02}{minutes:02}{seconds:02}", month + 1, days + 1)
 }
 
-/// Shows progress, saves epochs, and stops the run when the user asks for it.
+/// Shows progress, and stops the run when the user asks for it.
 struct Watch {
-    run: Run,
+    folder: PathBuf,
     started: Instant,
     stop: Stop,
     config: TrainConfig,
@@ -189,10 +242,10 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(run: Run, stop: Stop, trainer: &Trainer) -> Watch {
+    fn new(folder: &Path, stop: Stop, trainer: &Trainer) -> Watch {
         let now = Instant::now();
         Watch {
-            run,
+            folder: folder.into(),
             started: now,
             stop,
             config: trainer.config.clone(),
@@ -279,8 +332,8 @@ impl Watch {
         let phases: Vec<String> =
             phases.iter().map(|(phase, seconds)| format!("{phase} {seconds:.0} s")).collect();
         say!("time: {}", phases.join(", "));
-        let folder = pasteable(self.run.folder());
-        let pictures = self.run.folder().join("media").join(format!("{:06}", trainer.epoch));
+        let folder = pasteable(&self.folder);
+        let pictures = self.folder.join("media").join(format!("{:06}", trainer.epoch));
         if pictures.exists() {
             say!("pictures: {}", pictures.display());
         }
@@ -288,10 +341,8 @@ impl Watch {
         say!("next: {program} dream {folder}     (what the world model imagines)");
         say!("      {program} eval {folder}      (100 whole games)");
     }
-}
 
-impl Observer for Watch {
-    fn progress(&mut self, phase: Phase, done: usize, total: usize) -> bool {
+    fn progress(&mut self, phase: Phase, done: usize, total: usize) {
         let seconds = self.count(phase.name());
         self.time(phase, done, seconds);
         self.warn_of_a_long_run();
@@ -307,32 +358,14 @@ impl Observer for Watch {
         if done == total {
             self.bar = None;
         }
-        !self.stop.is_asked_for()
     }
 
-    fn epoch_done(&mut self, trainer: &mut Trainer, metrics: &[(String, f64)]) -> Result<(), TrainError> {
-        self.since = Instant::now();
-        if metrics.iter().any(|(name, _)| name == "evaluation/return") {
-            let media = self.run.folder().join("media").join(format!("{:06}", trainer.epoch));
-            if !trainer.draw(&media)? {
-                let picture = media.join("reconstructions.png");
-                tell!(
-                    "warning: the tokenizer has the same tokens for every frame (see {}); if that does not change, tokenizer.squared_weight=100 may help (docs/training.md)",
-                    picture.display()
-                );
-            }
-        }
-        self.run.save(trainer, metrics).map_err(|e| TrainError::Save(e.to_string()))?;
+    fn saved(&mut self, epoch: usize) {
         self.count("pictures and checkpoints");
-        (self.epoch, self.doing) = (trainer.epoch, None);
+        (self.epoch, self.doing) = (epoch, None);
         self.pace.begin_epoch();
-        self.last = metrics.to_vec();
-        let mut line = format!(
-            "epoch {}/{}  {:.0} s",
-            trainer.epoch,
-            trainer.config.epochs,
-            self.started.elapsed().as_secs_f64()
-        );
+        let (epochs, seconds) = (self.config.epochs, self.started.elapsed().as_secs_f64());
+        let mut line = format!("epoch {epoch}/{epochs}  {seconds:.0} s");
         let shown = [
             ("tokenizer/train/total_loss", "tokenizer"),
             ("world_model/train/total_loss", "world model"),
@@ -349,10 +382,26 @@ impl Observer for Watch {
         }
         tell!("{line}");
         self.lines = Lines::default();
-        // Now nothing of it is lost.
-        match self.stop.is_asked_for() && trainer.epoch < trainer.config.epochs {
-            true => Err(TrainError::Interrupted),
-            false => Ok(()),
+    }
+}
+
+impl Observer for Watch {
+    fn event(&mut self, event: Event) -> ControlFlow<()> {
+        match event {
+            Event::Progress { phase, done, total } => self.progress(phase, done, total),
+            Event::Epoch { metrics, .. } => {
+                self.since = Instant::now();
+                self.last = metrics.to_vec();
+            }
+            Event::Saved { epoch } => self.saved(epoch),
+            Event::Warning(warning @ Warning::SameTokens { .. }) => warn(format!(
+                "{warning}; if that does not change, tokenizer.squared_weight=100 may help (docs/training.md)"
+            )),
+            Event::Warning(warning) => warn(warning.to_string()),
+        }
+        match self.stop.is_asked_for() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
         }
     }
 }

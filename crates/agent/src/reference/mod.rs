@@ -10,6 +10,6 @@ mod layout;
 mod pickle;
 mod storage;
 
+pub use crate::layers::Layout;
 pub use export::export;
 pub use import::import;
-pub use layout::Layout;

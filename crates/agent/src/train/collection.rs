@@ -3,7 +3,7 @@
 use engine::Rng;
 use envs::Env;
 
-use super::{Epoch, Phase, Result, Stream, Trainer};
+use super::{Epoch, Phase, Result, SetupError, Stream, Trainer};
 use crate::player::episode_seed;
 use crate::replay::{Record, Replay};
 
@@ -69,7 +69,7 @@ impl Trainer {
 }
 
 /// Plays the newest game again, up to where it was: from its fresh start, over the lives lost since. A game that is over ends again.
-pub(super) fn replay_newest_game(env: &mut dyn Env, replay: &Replay) -> Result<()> {
+pub(super) fn replay_newest_game(env: &mut dyn Env, replay: &Replay) -> Result<(), SetupError> {
     for episode in replay.whole_newest_game() {
         env.reset(episode.seed)?;
         for record in episode.start..episode.start + episode.len {

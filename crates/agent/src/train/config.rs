@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::Phase;
 use crate::{AgentConfig, ConfigError, Returns};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -64,16 +65,21 @@ const MOST_NUMBERED: usize = u32::MAX as usize;
 const MOST_POSITIONS: usize = 65_536;
 
 impl TrainConfig {
+    /// When and how much each network learns.
+    pub fn schedules(&self) -> [(Phase, &Schedule); 3] {
+        [
+            (Phase::Tokenizer, &self.tokenizer.schedule),
+            (Phase::WorldModel, &self.world_model.schedule),
+            (Phase::ActorCritic, &self.actor_critic.schedule),
+        ]
+    }
+
     /// Refuses values that a run cannot have.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.agent.validate().map_err(|e| e.within("agent"))?;
         self.check_finite()?;
-        for (network, schedule) in [
-            ("tokenizer", &self.tokenizer.schedule),
-            ("world_model", &self.world_model.schedule),
-            ("actor_critic", &self.actor_critic.schedule),
-        ] {
-            schedule.validate().map_err(|e| e.within("schedule").within(network))?;
+        for (phase, schedule) in self.schedules() {
+            schedule.validate().map_err(|e| e.within("schedule").within(phase.name()))?;
         }
         let (perceptual, size) = (&self.tokenizer.perceptual, self.agent.tokenizer.frame_size);
         if perceptual != "none" && !size.is_multiple_of(16) {

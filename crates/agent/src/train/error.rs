@@ -1,11 +1,29 @@
-//! What can go wrong in training.
+//! What can go wrong before and during training.
 
 use std::path::PathBuf;
 
-use super::Phase;
+use super::{Phase, RunError};
 use crate::replay::ReplayError;
 use crate::{CheckpointError, PlayError};
 
+/// Why a trainer cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    #[error(transparent)]
+    Engine(#[from] engine::Error),
+    #[error(transparent)]
+    Env(#[from] envs::EnvError),
+    #[error(transparent)]
+    Replay(#[from] ReplayError),
+    #[error("tokenizer.perceptual: {0}")]
+    Perceptual(CheckpointError),
+    #[error(
+        "tokenizer.perceptual: the agent in {path} has no perceptual network; use \"random\" or \"none\""
+    )]
+    NoPerceptual { path: PathBuf },
+}
+
+/// Why training ended before its last epoch.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
     #[error(transparent)]
@@ -13,32 +31,15 @@ pub enum TrainError {
     #[error(transparent)]
     Env(#[from] envs::EnvError),
     #[error(transparent)]
-    Replay(ReplayError),
-    #[error("{0}; `iris train --forget-damaged --resume` goes on without the episodes that are damaged")]
-    DamagedReplay(ReplayError),
+    Replay(#[from] ReplayError),
     #[error(transparent)]
     Play(#[from] PlayError),
-    #[error("tokenizer.perceptual: {0}")]
-    Perceptual(CheckpointError),
-    #[error(
-        "tokenizer.perceptual: the agent in {path} has no perceptual network; use \"random\" or \"none\""
-    )]
-    NoPerceptual { path: PathBuf },
     #[error("{phase}, epoch {epoch}: {reason}")]
     Diverged { phase: Phase, epoch: usize, reason: engine::Error },
     #[error("cannot save the run: {0}")]
-    Save(String),
+    Save(#[from] RunError),
     #[error("stopped")]
     Interrupted,
-}
-
-impl From<ReplayError> for TrainError {
-    fn from(error: ReplayError) -> TrainError {
-        match error {
-            ReplayError::Io { .. } => TrainError::Replay(error),
-            _ => TrainError::DamagedReplay(error),
-        }
-    }
 }
 
 impl TrainError {

@@ -174,12 +174,11 @@ mod tests {
     struct StopsIn(Phase);
 
     impl Observer for StopsIn {
-        fn progress(&mut self, phase: Phase, done: usize, _: usize) -> bool {
-            phase != self.0 || done == 0
-        }
-
-        fn epoch_done(&mut self, _: &mut Trainer, _: &[(String, f64)]) -> Result<()> {
-            Ok(())
+        fn event(&mut self, event: Event) -> ControlFlow<()> {
+            match event {
+                Event::Progress { phase, done, .. } if phase == self.0 && done > 0 => ControlFlow::Break(()),
+                _ => ControlFlow::Continue(()),
+            }
         }
     }
 
@@ -211,8 +210,8 @@ mod tests {
                 },
                 ..TrainConfig::default()
             };
-            let (_, mut trainer) = Run::create(&device, config, "", &folder, |_| {}).unwrap();
-            let stopped = train(&mut trainer, &mut StopsIn(phase));
+            let (mut run, mut trainer) = Run::create(&device, config, "", &folder, |_| {}).unwrap();
+            let stopped = train(&mut run, &mut trainer, &mut StopsIn(phase));
             assert!(matches!(stopped, Err(TrainError::Interrupted)), "{stopped:?}");
         }
         let _ = std::fs::remove_dir_all(&folder);

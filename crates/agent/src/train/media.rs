@@ -29,7 +29,7 @@ impl Trainer {
     /// - `dream.png`, `dream.gif`: the policy acting in dreams
     ///
     /// Whether the tokenizer can tell frames apart: false if several that differ have the same tokens, all of them.
-    pub fn draw(&self, folder: &Path) -> Result<bool> {
+    pub(super) fn draw(&self, folder: &Path) -> Result<bool> {
         let epoch = self.epoch.saturating_sub(1);
         if self.config.tokenizer.schedule.start_after > epoch || self.replay.steps() == 0 {
             return Ok(true);
@@ -95,5 +95,5 @@ impl From<SceneError> for TrainError {
 }
 
 fn save(error: FileError) -> TrainError {
-    TrainError::Save(error.to_string())
+    TrainError::Save(error.into())
 }

@@ -9,10 +9,12 @@ mod learner;
 mod learning;
 mod media;
 mod objectives;
+mod observer;
 mod phase;
 mod run;
 mod tensorboard;
 
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use engine::{Adam, Device, Key};
@@ -22,11 +24,12 @@ pub use config::{
     ActorCriticTraining, CollectionConfig, EvaluationConfig, ReplayConfig, Schedule, TokenizerTraining,
     TrainConfig, WorldModelTraining,
 };
-pub use error::TrainError;
+pub use error::{SetupError, TrainError};
 pub use learner::{Learner, Losses, Objective};
 pub use objectives::{ActorCriticObjective, TokenizerObjective, WorldModelObjective};
+pub use observer::{Event, Observer, Warning};
 pub use phase::Phase;
-pub use run::{Damaged, Run, RunError, StateError};
+pub use run::{Damaged, Resume, Run, RunError, StateError};
 pub(crate) use run::{optimisers, state};
 
 use crate::replay::Replay;
@@ -35,15 +38,6 @@ use cache::{Cache, Capacity};
 use phase::Stream;
 
 type Result<T, E = TrainError> = std::result::Result<T, E>;
-
-/// Watches a run, and may stop it.
-pub trait Observer {
-    /// `done` of `total` steps of a phase are over. Returning false stops the run.
-    fn progress(&mut self, phase: Phase, done: usize, total: usize) -> bool;
-
-    /// An epoch is over: its metrics, and the trainer in a state that can be saved.
-    fn epoch_done(&mut self, trainer: &mut Trainer, metrics: &[(String, f64)]) -> Result<()>;
-}
 
 /// What an epoch measures, by name.
 #[derive(Default)]
@@ -63,9 +57,9 @@ struct Epoch<'a> {
 
 impl Epoch<'_> {
     fn progress(&mut self, phase: Phase, done: usize, total: usize) -> Result<()> {
-        match self.observer.progress(phase, done, total) {
-            true => Ok(()),
-            false => Err(TrainError::Interrupted),
+        match self.observer.event(Event::Progress { phase, done, total }) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(TrainError::Interrupted),
         }
     }
 }
@@ -88,28 +82,36 @@ pub struct Trainer {
     actor_critic: Learner<ActorCriticObjective>,
 }
 
-/// Trains until all epochs are over. This is the paper's Algorithm 1.
-pub fn train(trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
+/// Trains until all epochs are over, and saves the run after each.
+pub fn train(run: &mut Run, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
     while trainer.epoch < trainer.config.epochs {
-        let mut epoch = Epoch { observer: &mut *observer, metrics: Metrics::default() };
-        if trainer.epoch < trainer.config.collection.epochs {
-            trainer.collect(&mut epoch)?;
+        let metrics = trainer.make_epoch(observer)?;
+        let stopped = run.save(trainer, &metrics, observer)?.is_break();
+        if stopped && trainer.epoch < trainer.config.epochs {
+            return Err(TrainError::Interrupted);
         }
-        let number = trainer.epoch + 1;
-        trainer.learn_tokenizer(&mut epoch).map_err(|e| e.in_phase(Phase::Tokenizer, number))?;
-        trainer.learn_world_model(&mut epoch).map_err(|e| e.in_phase(Phase::WorldModel, number))?;
-        trainer.learn_actor_critic(&mut epoch).map_err(|e| e.in_phase(Phase::ActorCritic, number))?;
-        if trainer.is_time_to_evaluate() {
-            trainer.evaluate(&mut epoch)?;
-        }
-        let metrics = epoch.metrics.0;
-        trainer.epoch = number;
-        observer.epoch_done(trainer, &metrics)?;
     }
     Ok(())
 }
 
 impl Trainer {
+    /// One epoch of the paper's Algorithm 1.
+    fn make_epoch(&mut self, observer: &mut dyn Observer) -> Result<Vec<(String, f64)>> {
+        let mut epoch = Epoch { observer, metrics: Metrics::default() };
+        let number = self.epoch + 1;
+        if self.epoch < self.config.collection.epochs {
+            self.collect(&mut epoch)?;
+        }
+        self.learn_tokenizer(&mut epoch).map_err(|e| e.in_phase(Phase::Tokenizer, number))?;
+        self.learn_world_model(&mut epoch).map_err(|e| e.in_phase(Phase::WorldModel, number))?;
+        self.learn_actor_critic(&mut epoch).map_err(|e| e.in_phase(Phase::ActorCritic, number))?;
+        if self.is_time_to_evaluate() {
+            self.evaluate(&mut epoch)?;
+        }
+        self.epoch = number;
+        Ok(epoch.metrics.0)
+    }
+
     /// A run with these networks and this replay, after `epoch` epochs. The game that was being played is played again up to where it was.
     pub fn new(
         device: &Device,
@@ -117,7 +119,7 @@ impl Trainer {
         agent: Agent,
         replay: Replay,
         epoch: usize,
-    ) -> Result<Trainer> {
+    ) -> Result<Trainer, SetupError> {
         let game = Game::find(&config.env)?;
         let mut env = game.make(Purpose::Train, config.agent.tokenizer.frame_size)?;
         collection::replay_newest_game(env.as_mut(), &replay)?;
@@ -172,15 +174,15 @@ fn learner<O: Objective>(
 }
 
 /// The network of the perceptual loss: none, a random one, or the one that came with an imported agent.
-fn perceptual(device: &Device, config: &TokenizerTraining) -> Result<Option<Perceptual>> {
+fn perceptual(device: &Device, config: &TokenizerTraining) -> Result<Option<Perceptual>, SetupError> {
     let dropout = config.perceptual_dropout;
     match config.perceptual.as_str() {
         "none" => Ok(None),
         "random" => Ok(Some(Perceptual::random(device, dropout)?)),
         folder => {
-            let (_, perceptual) = Agent::load(device, Path::new(folder)).map_err(TrainError::Perceptual)?;
+            let (_, perceptual) = Agent::load(device, Path::new(folder)).map_err(SetupError::Perceptual)?;
             let mut perceptual =
-                perceptual.ok_or_else(|| TrainError::NoPerceptual { path: folder.into() })?;
+                perceptual.ok_or_else(|| SetupError::NoPerceptual { path: folder.into() })?;
             perceptual.dropout = dropout;
             Ok(Some(perceptual))
         }

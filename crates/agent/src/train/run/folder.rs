@@ -9,10 +9,10 @@ use safetensors::SafeTensors;
 
 use super::super::{TrainConfig, Trainer};
 use super::state::{State, StateError};
-use super::{Damaged, KEPT, Kept, Result, RunError, optimisers};
+use super::{Damaged, KEPT, Kept, Result, Resume, RunError, optimisers};
 use crate::Agent;
 use crate::checkpoint::{AGENT_FILE, CheckpointError};
-use crate::files::{failed, read};
+use crate::files::{failed, read, write_atomically};
 use crate::replay::{Replay, ReplayError, Table};
 
 pub(super) const OPTIMISERS_FILE: &str = "optimisers.safetensors";
@@ -111,7 +111,12 @@ impl Folder {
         while let Some(checkpoint) = checkpoints.pop() {
             match load(&checkpoint, warn) {
                 // The checkpoint is good: the one before it would lose more, or fare no better.
-                Err(error @ (RunError::DamagedReplay { .. } | RunError::Train(_))) => return Err(error),
+                Err(
+                    error @ (RunError::DamagedReplay { .. }
+                    | RunError::Setup(_)
+                    | RunError::FewerEpochs { .. }
+                    | RunError::Epochs(_)),
+                ) => return Err(error),
                 Err(error) if error.is_of_the_machine() => return Err(error),
                 Err(error) => {
                     if !checkpoints.is_empty() {
@@ -130,17 +135,25 @@ impl Folder {
         &self,
         device: &Device,
         checkpoint: &Path,
-        damaged: Damaged,
+        options: Resume,
         warn: &mut dyn FnMut(String),
     ) -> Result<(Trainer, State)> {
-        let state = read_state(checkpoint)?;
+        let mut state = read_state(checkpoint)?;
+        if let Some(epochs) = options.epochs {
+            let planned = state.config.epochs;
+            if epochs < planned {
+                return Err(RunError::FewerEpochs { epochs, planned });
+            }
+            state.config.epochs = epochs;
+            state.config.validate().map_err(RunError::Epochs)?;
+        }
         let agent = read_agent(device, checkpoint, &state)?;
         let path = checkpoint.join(OPTIMISERS_FILE);
         let bytes = read_checked(&path, state.checksums.map(|c| c.optimisers))?;
         optimisers::from_bytes(&agent, &path, &bytes)?;
         let mut replay = self.open_replay(&state.config, state.replay.clone())?;
         let mut bad = replay.damaged_episodes()?;
-        if damaged == Damaged::Refuse && !bad.is_empty() {
+        if options.damaged == Damaged::Refuse && !bad.is_empty() {
             return Err(match bad.swap_remove(0).1 {
                 // The checkpoint before may do without what is missing, or know another replay.
                 error @ (ReplayError::CutOff { .. } | ReplayError::Foreign { .. }) => error.into(),
@@ -152,8 +165,7 @@ impl Folder {
             return Err(RunError::NothingLeft { path: self.0.clone(), reason });
         }
         forget(&mut replay, &bad, warn);
-        let trainer =
-            Trainer::new(device, state.config.clone(), agent, replay, state.epoch).map_err(Box::new)?;
+        let trainer = Trainer::new(device, state.config.clone(), agent, replay, state.epoch)?;
         Ok((trainer, state))
     }
 
@@ -251,6 +263,12 @@ pub(super) fn read_state(checkpoint: &Path) -> Result<State> {
         }
         _ => Ok(state),
     }
+}
+
+pub(super) fn write_state(checkpoint: &Path, state: &State) -> Result<()> {
+    let path = checkpoint.join(STATE_FILE);
+    let bytes = state.to_bytes().map_err(|reason| RunError::State { path: path.clone(), reason })?;
+    Ok(write_atomically(&path, &bytes)?)
 }
 
 /// The bytes of a file, if they have this checksum.

@@ -16,15 +16,16 @@ pub(crate) mod optimisers;
 pub(crate) mod state;
 
 use std::fs::File;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use engine::{Device, Error};
 
-use super::{TrainConfig, TrainError, Trainer};
-use crate::Agent;
+use super::{Event, Observer, SetupError, TrainConfig, TrainError, Trainer, Warning};
 use crate::checkpoint::{AGENT_FILE, CheckpointError};
 use crate::files::{FileError, failed, parent, sync_folder, write_atomically, write_synced};
 use crate::replay::{Replay, ReplayError, Table};
+use crate::{Agent, ConfigError};
 use folder::{Folder, OPTIMISERS_FILE, STATE_FILE};
 use metrics::MetricsFile;
 pub use state::StateError;
@@ -37,34 +38,36 @@ const KEPT: usize = 2;
 pub enum RunError {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    File(#[from] FileError),
     #[error("cannot use {path}: {reason}")]
     State { path: PathBuf, reason: StateError },
     #[error(transparent)]
     Replay(#[from] ReplayError),
     #[error(transparent)]
-    Train(#[from] Box<TrainError>),
-    #[error("{reason}; --forget-damaged continues without the episodes that are damaged")]
+    Setup(#[from] SetupError),
+    #[error(transparent)]
     DamagedReplay { reason: ReplayError },
-    #[error(
-        "every episode of the replay in {path} is damaged ({reason}): nothing can be learnt from it. `iris eval` still plays with the agent"
-    )]
+    #[error("every episode of the replay in {path} is damaged ({reason}): nothing can be learnt from it")]
     NothingLeft { path: PathBuf, reason: ReplayError },
-    #[error("there is no folder {path}; name that of a run, which `iris train` prints when it starts")]
+    #[error("there is no folder {path}")]
     NoSuchRun { path: PathBuf },
-    #[error("the run in {path} is going on in another process: wait for it, or stop it with Ctrl-C")]
+    #[error("the run in {path} is going on in another process")]
     GoingOn { path: PathBuf },
-    #[error("{path} already holds a run: continue it with --resume, or choose another folder")]
+    #[error("{path} already holds a run")]
     Exists { path: PathBuf },
-    #[error("{path} holds metrics of a run whose checkpoints are gone: choose another folder, or delete it")]
+    #[error("{path} holds metrics of a run whose checkpoints are gone")]
     Leftovers { path: PathBuf },
-    #[error("{path} holds an imported agent: choose another folder for the run")]
+    #[error("{path} holds an imported agent")]
     HoldsAnAgent { path: PathBuf },
-    #[error("{path} holds no checkpoint; name the folder of a run, which `iris train` prints when it starts")]
+    #[error("{path} holds no checkpoint")]
     NotARun { path: PathBuf },
-    #[error(
-        "no checkpoint in {path} can be continued: {reason}. Put one back from a copy, or begin a new run"
-    )]
+    #[error("no checkpoint in {path} can be continued: {reason}")]
     NothingToResume { path: PathBuf, reason: Box<RunError> },
+    #[error("epochs is {epochs}, but the run has {planned} already: it can only be made longer")]
+    FewerEpochs { epochs: usize, planned: usize },
+    #[error(transparent)]
+    Epochs(ConfigError),
 }
 
 type Result<T, E = RunError> = std::result::Result<T, E>;
@@ -80,19 +83,13 @@ impl RunError {
                     Error::OutOfMemory { .. } | Error::Gpu { .. } | Error::Threads { .. }
                 );
             }
-            RunError::Checkpoint(CheckpointError::File(error)) => &error.source,
+            RunError::File(error) | RunError::Checkpoint(CheckpointError::File(error)) => &error.source,
             RunError::Replay(ReplayError::Io { source, .. }) => source,
             _ => return false,
         };
         // EMFILE and ENFILE have no kind of their own.
         matches!(source.kind(), ErrorKind::PermissionDenied | ErrorKind::OutOfMemory)
             || matches!(source.raw_os_error(), Some(23 | 24))
-    }
-}
-
-impl From<FileError> for RunError {
-    fn from(error: FileError) -> RunError {
-        CheckpointError::from(error).into()
     }
 }
 
@@ -103,14 +100,20 @@ pub enum Damaged {
     Forget,
 }
 
+/// How a run is continued.
+#[derive(Clone, Copy, Debug)]
+pub struct Resume {
+    pub damaged: Damaged,
+    /// Trains up to this epoch, which must not be fewer than the run has; `None` for as many.
+    pub epochs: Option<usize>,
+}
+
 /// A run that goes on: nobody else can continue it meanwhile.
 pub struct Run {
     folder: Folder,
     metrics: MetricsFile,
     /// Checkpoints that can be read, oldest first.
     kept: Vec<Kept>,
-    /// Hears about what is wrong but stops nobody.
-    warn: Box<dyn FnMut(String)>,
     _lock: File,
 }
 
@@ -134,23 +137,23 @@ impl Run {
         config: TrainConfig,
         document: &str,
         folder: &Path,
-        mut warn: impl FnMut(String) + 'static,
+        mut warn: impl FnMut(String),
     ) -> Result<(Run, Trainer)> {
         let place = Folder::new(folder);
         Run::check_unused(folder)?;
         let agent = Agent::new(device, &config.agent, config.seed).map_err(CheckpointError::from)?;
         let replay = place.open_replay(&config, Table::default())?;
-        let mut trainer = Trainer::new(device, config, agent, replay, 0).map_err(Box::new)?;
+        let mut trainer = Trainer::new(device, config, agent, replay, 0)?;
         std::fs::create_dir_all(place.checkpoints_folder()).map_err(failed("create", folder))?;
         let lock = place.lock(&mut warn)?;
         // Another process may have begun a run here while the networks were made.
         Run::check_unused(folder)?;
         trainer.replay.begin_writing()?;
-        write_atomically(&folder.join("config.toml"), document.as_bytes())?;
-        sync_folder(parent(folder))?;
         let metrics = MetricsFile::new(folder);
-        let mut run = Run { folder: place, metrics, kept: Vec::new(), warn: Box::new(warn), _lock: lock };
-        run.write_checkpoint(&mut trainer)?;
+        let mut run = Run { folder: place, metrics, kept: Vec::new(), _lock: lock };
+        run.write_config(document)?;
+        sync_folder(parent(folder))?;
+        run.write_checkpoint(&mut trainer, &mut warn)?;
         Ok((run, trainer))
     }
 
@@ -173,8 +176,8 @@ impl Run {
     pub fn resume(
         device: &Device,
         folder: &Path,
-        damaged: Damaged,
-        mut warn: impl FnMut(String) + 'static,
+        options: Resume,
+        mut warn: impl FnMut(String),
     ) -> Result<(Run, Trainer)> {
         let folder = Folder::open(folder)?;
         // A folder that is no run gets no lock.
@@ -183,13 +186,13 @@ impl Run {
         }
         let lock = folder.lock(&mut warn)?;
         let loaded = folder
-            .newest_that_loads(&mut warn, |checkpoint, warn| folder.load(device, checkpoint, damaged, warn));
+            .newest_that_loads(&mut warn, |checkpoint, warn| folder.load(device, checkpoint, options, warn));
         let (mut trainer, state) = loaded.map_err(|error| match error {
             RunError::Replay(reason @ (ReplayError::CutOff { .. } | ReplayError::Foreign { .. })) => {
                 RunError::DamagedReplay { reason }
             }
             error if error.is_of_the_machine() => error,
-            RunError::Checkpoint(_) | RunError::State { .. } | RunError::Replay(_) => {
+            RunError::Checkpoint(_) | RunError::File(_) | RunError::State { .. } | RunError::Replay(_) => {
                 RunError::NothingToResume { path: folder.path().into(), reason: Box::new(error) }
             }
             error => error,
@@ -197,7 +200,16 @@ impl Run {
         let kept = folder.tidy(&state, &mut warn)?;
         trainer.replay.begin_writing()?;
         let metrics = MetricsFile::resume(folder.path(), &state, &mut warn)?;
-        Ok((Run { folder, metrics, kept, warn: Box::new(warn), _lock: lock }, trainer))
+        if options.epochs.is_some() {
+            for checkpoint in &kept {
+                let mut state = folder::read_state(&checkpoint.path)?;
+                if state.config.epochs != trainer.config.epochs {
+                    state.config.epochs = trainer.config.epochs;
+                    folder::write_state(&checkpoint.path, &state)?;
+                }
+            }
+        }
+        Ok((Run { folder, metrics, kept, _lock: lock }, trainer))
     }
 
     /// Whether there is a run in a folder.
@@ -243,13 +255,36 @@ impl Run {
         self.folder.path()
     }
 
-    /// Appends the epoch's metrics and writes a checkpoint; it is there whole or not at all.
-    pub fn save(&mut self, trainer: &mut Trainer, metrics: &[(String, f64)]) -> Result<()> {
-        self.metrics.append(trainer.epoch, metrics)?;
-        self.write_checkpoint(trainer)
+    /// Writes the config as a text for people; a run goes by its checkpoints.
+    pub fn write_config(&self, document: &str) -> Result<()> {
+        Ok(write_atomically(&self.folder().join("config.toml"), document.as_bytes())?)
     }
 
-    fn write_checkpoint(&mut self, trainer: &mut Trainer) -> Result<()> {
+    /// Saves an epoch: its pictures where it was evaluated, its metrics, and a checkpoint, which is there whole or not at all. Whether the observer asked
+    /// for the end.
+    pub(super) fn save(
+        &mut self,
+        trainer: &mut Trainer,
+        metrics: &[(String, f64)],
+        observer: &mut dyn Observer,
+    ) -> Result<ControlFlow<()>, TrainError> {
+        let epoch = trainer.epoch;
+        let mut stopped = false;
+        let mut tell = |event: Event| stopped |= observer.event(event).is_break();
+        tell(Event::Epoch { epoch, metrics });
+        if metrics.iter().any(|(name, _)| name == "evaluation/return") {
+            let media = self.folder().join("media").join(format!("{epoch:06}"));
+            if !trainer.draw(&media)? {
+                tell(Event::Warning(Warning::SameTokens { picture: media.join("reconstructions.png") }));
+            }
+        }
+        self.metrics.append(epoch, metrics).map_err(RunError::from)?;
+        self.write_checkpoint(trainer, &mut |text| tell(Event::Warning(Warning::Files(text))))?;
+        tell(Event::Saved { epoch });
+        Ok(if stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    }
+
+    fn write_checkpoint(&mut self, trainer: &mut Trainer, warn: &mut dyn FnMut(String)) -> Result<()> {
         trainer.replay.flush()?;
         let checkpoints = self.folder.checkpoints_folder();
         let (partial, done) = (self.folder.partial(), self.folder.checkpoint(trainer.epoch));
@@ -273,23 +308,23 @@ impl Run {
         sync_folder(&partial)?;
         if done.exists() {
             // Not of this run: what was newer than the checkpoint it went on from is out of the way.
-            folder::set_aside(&done, &"a checkpoint of this epoch was already there", &mut self.warn)?;
+            folder::set_aside(&done, &"a checkpoint of this epoch was already there", warn)?;
         }
         std::fs::rename(&partial, &done).map_err(failed("write", &done))?;
         sync_folder(&checkpoints)?;
         self.kept.push(Kept::new(done, &state.replay));
-        self.prune(&mut trainer.replay)
+        self.prune(&mut trainer.replay, warn)
     }
 
     /// Removes the oldest checkpoints as long as enough that can be read remain, and what none of these needs of the replay.
-    fn prune(&mut self, replay: &mut Replay) -> Result<()> {
+    fn prune(&mut self, replay: &mut Replay, warn: &mut dyn FnMut(String)) -> Result<()> {
         while self.kept.len() > KEPT {
             let previous = self.kept.len() - 2;
             match folder::check(&self.kept[previous].path) {
                 Ok(_) => folder::remove(&self.kept.remove(0).path)?,
                 Err(reason) => {
                     let Kept { path, .. } = self.kept.remove(previous);
-                    folder::set_aside(&path, &reason, &mut self.warn)?;
+                    folder::set_aside(&path, &reason, warn)?;
                 }
             }
         }
@@ -304,98 +339,4 @@ impl Run {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::cell::RefCell;
-    use std::rc::Rc;
-
-    use super::super::{Observer, Phase, train};
-    use super::*;
-    use crate::AgentConfig;
-    use crate::fuzzing::tiny_agent;
-
-    /// The checkpoint before would fare no better, or be taken although the newest is good.
-    #[test]
-    fn a_machine_without_memory_is_no_damage() {
-        let folder = std::env::temp_dir().join(format!("iris-run-machine-{}", std::process::id()));
-        let place = Folder::new(&folder);
-        for epoch in [1, 2] {
-            std::fs::create_dir_all(place.checkpoint(epoch)).unwrap();
-        }
-        let full = || Error::OutOfMemory { what: "parameters".into(), bytes: 1 << 30, place: "the GPU" };
-        let denied = || failed("read", Path::new("state.json"))(std::io::ErrorKind::PermissionDenied.into());
-        let attempts = |error: &dyn Fn() -> RunError| {
-            let (mut attempts, mut said) = (0, 0);
-            let found = place.newest_that_loads(&mut |_| said += 1, |_, _| -> Result<()> {
-                attempts += 1;
-                Err(error())
-            });
-            assert!(found.is_err());
-            (attempts, said)
-        };
-        assert_eq!(attempts(&|| CheckpointError::from(full()).into()), (1, 0));
-        assert_eq!(attempts(&|| denied().into()), (1, 0));
-        let cut = || RunError::Replay(ReplayError::CutOff { path: "replay".into(), record: 3 });
-        assert_eq!(attempts(&cut), (2, 1));
-        std::fs::remove_dir_all(&folder).unwrap();
-    }
-
-    /// Saves every epoch, and damages a checkpoint after one.
-    struct Saving {
-        run: Run,
-        damaged: usize,
-    }
-
-    impl Observer for Saving {
-        fn progress(&mut self, _: Phase, _: usize, _: usize) -> bool {
-            true
-        }
-
-        fn epoch_done(&mut self, trainer: &mut Trainer, metrics: &[(String, f64)]) -> Result<(), TrainError> {
-            self.run.save(trainer, metrics).map_err(|e| TrainError::Save(e.to_string()))?;
-            if trainer.epoch == self.damaged {
-                let path = self.run.folder.checkpoint(trainer.epoch).join(AGENT_FILE);
-                std::fs::write(path, "damaged").map_err(|e| TrainError::Save(e.to_string()))?;
-            }
-            Ok(())
-        }
-    }
-
-    /// The one before the newest is read before an older one is removed.
-    #[test]
-    fn a_checkpoint_that_is_damaged_during_the_run_does_not_count() {
-        let device = Device::cpu(Some(1)).unwrap();
-        let agent = AgentConfig { actions: 3, ..tiny_agent(&device).unwrap().config };
-        let mut config = TrainConfig { epochs: 4, agent, ..TrainConfig::default() };
-        (config.collection.steps, config.collection.random_epochs) = (10, 9);
-        for schedule in [
-            &mut config.tokenizer.schedule,
-            &mut config.world_model.schedule,
-            &mut config.actor_critic.schedule,
-        ] {
-            (schedule.start_after, schedule.batch) = (9, 1);
-        }
-        config.tokenizer.perceptual = "none".into();
-        (config.actor_critic.horizon, config.actor_critic.burn_in) = (2, 1);
-        (config.evaluation.every, config.evaluation.final_episodes) = (0, 1);
-        config.validate().unwrap();
-        let folder = std::env::temp_dir().join(format!("iris-prune-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&folder);
-        let warnings = Rc::new(RefCell::new(Vec::new()));
-        let heard = warnings.clone();
-        let warn = move |text: String| heard.borrow_mut().push(text);
-        let (run, mut trainer) = Run::create(&device, config, "", &folder, warn).unwrap();
-        train(&mut trainer, &mut Saving { run, damaged: 2 }).unwrap();
-        let checkpoints = folder.join("checkpoints");
-        let mut names: Vec<_> =
-            std::fs::read_dir(&checkpoints).unwrap().map(|e| e.unwrap().file_name()).collect();
-        names.sort();
-        assert_eq!(names, ["000002.damaged", "000003", "000004"]);
-        let warnings = warnings.borrow();
-        assert!(matches!(&warnings[..], [one] if one.contains("000002.damaged: ")), "{warnings:?}");
-        // After epoch 3 the first one was still needed.
-        drop(trainer);
-        let (_, trainer) = Run::resume(&device, &folder, Damaged::Refuse, |text| panic!("{text}")).unwrap();
-        assert_eq!((trainer.epoch, trainer.replay.steps()), (4, 40));
-        std::fs::remove_dir_all(&folder).unwrap();
-    }
-}
+mod tests;

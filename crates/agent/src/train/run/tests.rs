@@ -1,0 +1,142 @@
+//! Runs of the library: who saves, what is kept, and what continues.
+
+use super::super::train;
+use super::*;
+use crate::AgentConfig;
+use crate::fuzzing::tiny_agent;
+
+/// The checkpoint before would fare no better, or be taken although the newest is good.
+#[test]
+fn a_machine_without_memory_is_no_damage() {
+    let folder = std::env::temp_dir().join(format!("iris-run-machine-{}", std::process::id()));
+    let place = Folder::new(&folder);
+    for epoch in [1, 2] {
+        std::fs::create_dir_all(place.checkpoint(epoch)).unwrap();
+    }
+    let full = || Error::OutOfMemory { what: "parameters".into(), bytes: 1 << 30, place: "the GPU" };
+    let denied = || failed("read", Path::new("state.json"))(std::io::ErrorKind::PermissionDenied.into());
+    let attempts = |error: &dyn Fn() -> RunError| {
+        let (mut attempts, mut said) = (0, 0);
+        let found = place.newest_that_loads(&mut |_| said += 1, |_, _| -> Result<()> {
+            attempts += 1;
+            Err(error())
+        });
+        assert!(found.is_err());
+        (attempts, said)
+    };
+    assert_eq!(attempts(&|| CheckpointError::from(full()).into()), (1, 0));
+    assert_eq!(attempts(&|| denied().into()), (1, 0));
+    let cut = || RunError::Replay(ReplayError::CutOff { path: "replay".into(), record: 3 });
+    assert_eq!(attempts(&cut), (2, 1));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// Damages a checkpoint after its epoch, and keeps the warnings.
+struct Damaging {
+    checkpoint: PathBuf,
+    epoch: usize,
+    warnings: Vec<Warning>,
+}
+
+impl Observer for Damaging {
+    fn event(&mut self, event: Event) -> ControlFlow<()> {
+        match event {
+            Event::Saved { epoch } if epoch == self.epoch => {
+                std::fs::write(self.checkpoint.join(AGENT_FILE), "damaged").unwrap();
+            }
+            Event::Warning(warning) => self.warnings.push(warning),
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+/// Four epochs in which ten steps are played, and nothing is learnt.
+fn tiny_config(device: &Device) -> TrainConfig {
+    let agent = AgentConfig { actions: 3, ..tiny_agent(device).unwrap().config };
+    let mut config = TrainConfig { epochs: 4, agent, ..TrainConfig::default() };
+    (config.collection.steps, config.collection.random_epochs) = (10, 9);
+    for schedule in
+        [&mut config.tokenizer.schedule, &mut config.world_model.schedule, &mut config.actor_critic.schedule]
+    {
+        (schedule.start_after, schedule.batch) = (9, 1);
+    }
+    config.tokenizer.perceptual = "none".into();
+    (config.actor_critic.horizon, config.actor_critic.burn_in) = (2, 1);
+    (config.evaluation.every, config.evaluation.final_episodes) = (0, 1);
+    config.validate().unwrap();
+    config
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+const REFUSE: Resume = Resume { damaged: Damaged::Refuse, epochs: None };
+
+#[test]
+fn a_run_that_nobody_watches_is_saved() {
+    let device = Device::cpu(Some(1)).unwrap();
+    let folder = std::env::temp_dir().join(format!("iris-unwatched-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&folder);
+    let (mut run, mut trainer) =
+        Run::create(&device, tiny_config(&device), "", &folder, |text| panic!("{text}")).unwrap();
+    train(&mut run, &mut trainer, &mut ()).unwrap();
+    assert_eq!(names(&folder.join("checkpoints")), ["000003", "000004"]);
+    let metrics = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+    assert!(metrics.lines().count() == 4 && metrics.contains("evaluation/return"), "{metrics}");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// What a run was made longer by is in its checkpoints at once.
+#[test]
+fn a_finished_run_can_be_made_longer() {
+    let device = Device::cpu(Some(1)).unwrap();
+    let folder = std::env::temp_dir().join(format!("iris-longer-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&folder);
+    let resume = |epochs| Run::resume(&device, &folder, Resume { epochs, ..REFUSE }, |text| panic!("{text}"));
+    let (mut run, mut trainer) =
+        Run::create(&device, tiny_config(&device), "", &folder, |text| panic!("{text}")).unwrap();
+    train(&mut run, &mut trainer, &mut ()).unwrap();
+    drop(run);
+    let refused = resume(Some(3)).map(|_| ()).unwrap_err();
+    assert!(matches!(refused, RunError::FewerEpochs { epochs: 3, planned: 4 }), "{refused}");
+    let refused = resume(Some(usize::MAX)).map(|_| ()).unwrap_err();
+    assert!(refused.to_string().starts_with("epochs is 18446744073709551615, but must be"), "{refused}");
+    drop(resume(Some(6)).unwrap());
+    // The older checkpoint knows, too.
+    std::fs::remove_dir_all(folder.join("checkpoints/000004")).unwrap();
+    let (mut run, mut trainer) = resume(None).unwrap();
+    assert_eq!((trainer.epoch, trainer.config.epochs), (3, 6));
+    train(&mut run, &mut trainer, &mut ()).unwrap();
+    drop(run);
+    assert_eq!(resume(Some(6)).unwrap().1.epoch, 6);
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// The one before the newest is read before an older one is removed.
+#[test]
+fn a_checkpoint_that_is_damaged_during_the_run_does_not_count() {
+    let device = Device::cpu(Some(1)).unwrap();
+    let folder = std::env::temp_dir().join(format!("iris-prune-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&folder);
+    let (mut run, mut trainer) =
+        Run::create(&device, tiny_config(&device), "", &folder, |text| panic!("{text}")).unwrap();
+    let checkpoint = run.folder.checkpoint(2);
+    let mut damaging = Damaging { checkpoint, epoch: 2, warnings: Vec::new() };
+    train(&mut run, &mut trainer, &mut damaging).unwrap();
+    assert_eq!(names(&folder.join("checkpoints")), ["000002.damaged", "000003", "000004"]);
+    let warnings = damaging.warnings;
+    assert!(
+        matches!(&warnings[..], [Warning::Files(one)] if one.contains("000002.damaged: ")),
+        "{warnings:?}"
+    );
+    // After epoch 3 the first one was still needed.
+    drop((run, trainer));
+    let (_, trainer) = Run::resume(&device, &folder, REFUSE, |text| panic!("{text}")).unwrap();
+    assert_eq!((trainer.epoch, trainer.replay.steps()), (4, 40));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
