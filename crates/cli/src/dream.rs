@@ -14,8 +14,6 @@ use crate::progress::Progress;
 
 /// Hundredths of a second per step of the animation.
 const DELAY: u16 = 25;
-/// Steps from one line to the next where there is no progress bar.
-const SAID_EVERY: usize = 500;
 
 pub fn run(args: DreamArgs) -> Result<()> {
     let device = args.device.open()?;
@@ -38,13 +36,7 @@ pub fn run(args: DreamArgs) -> Result<()> {
     tell!("{} on {}", config.env, args.device.describe(&device));
     let progress = Progress::new("dreaming", steps);
     let key = Key::new(args.seed, 0);
-    let dreams = scenes.dreams(&vec![from; args.futures], steps, acting, key, |done| {
-        progress.set(done);
-        // Where there is no bar, a long dream still says that it goes on.
-        if !progress.is_shown() && done.is_multiple_of(SAID_EVERY) {
-            tell!("{done} of {steps} steps");
-        }
-    })?;
+    let dreams = scenes.dreams(&vec![from; args.futures], steps, acting, key, |done| progress.set(done))?;
     drop(progress);
     let mut rows = vec![Row::new("what followed", scenes.recorded(from, steps)?)];
     rows.extend(dreams.into_iter().zip(1..).map(|(cells, i)| Row::new(format!("future {i}"), cells)));
