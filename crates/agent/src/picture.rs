@@ -11,10 +11,12 @@ const PAPER: Colour = [24, 24, 27];
 const REWARD: Colour = [240, 228, 66];
 const PENALTY: Colour = [86, 180, 233];
 const END: Colour = [213, 60, 60];
+const GIVEN: Colour = [0, 158, 115];
 const INK: Colour = [200, 200, 205];
 
-/// What the colours mean, as every picture says below its frames.
-const LEGEND: [(&str, Colour); 3] = [("reward", REWARD), ("penalty", PENALTY), ("end", END)];
+/// What the colours mean, as every picture says below its frames; the last only where a frame was given.
+const LEGEND: [(&str, Colour); 4] =
+    [("reward", REWARD), ("penalty", PENALTY), ("end", END), ("given", GIVEN)];
 
 /// Space around a frame in a strip; its colour says whether the step ended the game.
 const BORDER: usize = 3;
@@ -39,6 +41,8 @@ pub struct Cell {
     pub frame: Vec<u8>,
     pub reward: f32,
     pub end: bool,
+    /// Whether a dream was conditioned on it.
+    pub given: bool,
 }
 
 /// A frame in [0, 1], as the networks have it, as bytes.
@@ -48,7 +52,11 @@ pub(crate) fn to_bytes(frame: &[f32]) -> Vec<u8> {
 
 impl Cell {
     fn border(&self) -> Colour {
-        if self.end { END } else { PAPER }
+        match (self.end, self.given) {
+            (true, _) => END,
+            (false, true) => GIVEN,
+            (false, false) => PAPER,
+        }
     }
 
     fn bar(&self) -> Colour {
@@ -104,7 +112,7 @@ impl Picture {
         let (across, down) = cell_size(size * scale);
         let columns = rows.iter().map(|row| row.cells.len()).max().unwrap_or(0).max(1);
         let below = rows.len() * (LINE + down);
-        let mut picture = Picture::with_legend(columns * across, below);
+        let mut picture = Picture::with_legend(columns * across, below, any_given(rows));
         let width = picture.width;
         for (y, row) in rows.iter().enumerate() {
             let top = y * (LINE + down);
@@ -125,10 +133,10 @@ impl Picture {
     }
 
     /// An empty picture with the meaning of the colours in lines below `height`.
-    fn with_legend(width: usize, height: usize) -> Picture {
+    fn with_legend(width: usize, height: usize, given: bool) -> Picture {
         let (mut x, mut y) = (BORDER, height);
         let mut places = Vec::new();
-        for (name, colour) in LEGEND {
+        for (name, colour) in LEGEND.into_iter().filter(|(_, colour)| given || *colour != GIVEN) {
             let wide = font::HEIGHT + 3 + font::width(name);
             if x > BORDER && x + wide > width {
                 (x, y) = (BORDER, y + LINE);
@@ -151,7 +159,7 @@ impl Picture {
         let (tall, wide) = (height * scale, width * scale);
         let frame = size * frame_scale;
         let (across, down) = (wide + frame + 3 * BORDER, tall.max(frame) + 2 * BORDER + BAR);
-        let mut picture = Picture::with_legend(across, LINE + down);
+        let mut picture = Picture::with_legend(across, LINE + down, false);
         picture.write("game", (BORDER, 2), wide);
         picture.write("what the agent sees", (wide + 2 * BORDER, 2), frame);
         picture.fill((0, LINE), (across, down), cell.border());
@@ -174,8 +182,9 @@ impl Picture {
         let steps = rows.iter().map(|row| row.cells.len()).max().unwrap_or(0);
         let scale = (TARGET / size).max(1);
         let (across, down) = cell_size(size * scale);
+        let given = any_given(rows);
         (0..steps).map(move |t| {
-            let mut picture = Picture::with_legend((rows.len() * across).max(1), LINE + down);
+            let mut picture = Picture::with_legend((rows.len() * across).max(1), LINE + down, given);
             for (i, row) in rows.iter().enumerate() {
                 picture.write(&row.caption, (i * across + BORDER, 2), across - 2 * BORDER);
                 if let Some(cell) = row.cells.get(t).or(row.cells.last()) {
@@ -197,6 +206,10 @@ impl Picture {
         };
         write_atomically(path, &encode().map_err(|e| failed("write", path)(std::io::Error::other(e)))?)
     }
+}
+
+fn any_given(rows: &[Row]) -> bool {
+    rows.iter().any(|row| row.cells.iter().any(|cell| cell.given))
 }
 
 /// Width and height of a cell around a frame of this side.
@@ -269,7 +282,12 @@ mod tests {
 
     #[test]
     fn strips_say_what_a_step_brought() {
-        let cell = |value: u8, reward: f32, end: bool| Cell { frame: vec![value; 32 * 32 * 3], reward, end };
+        let cell = |value: u8, reward: f32, end: bool| Cell {
+            frame: vec![value; 32 * 32 * 3],
+            reward,
+            end,
+            given: false,
+        };
         let rows = [
             Row::new("recorded", vec![cell(10, 0.0, false), cell(20, 1.0, false), cell(25, 0.0, true)]),
             Row::new("dream 1", vec![cell(30, -1.0, false), cell(40, 1.0, true), cell(50, -1.0, true)]),

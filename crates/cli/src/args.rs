@@ -178,14 +178,28 @@ pub struct TrainArgs {
 
 /// Roll a trained world model out and draw what it imagines.
 ///
-/// Starts from a frame of the run's replay and lets the world model imagine what follows. Writes `dream.png`, one row per future, and `dream.gif`, the same
-/// as an animation.
+/// Starts from a frame of the run's replay, or of an evaluation game (temperature 0.5) that is played first: with `--test`, and always for an imported
+/// agent, which needs `--env GAME`. Writes `dream.png`, one row per future, and `dream.gif`, the same as an animation.
 ///
-/// The first row (or place) is what really followed. A yellow bar under a frame is a reward, a blue one a penalty, a red border the end. The run may be going on.
+/// The first row (or place) is what really followed. A yellow bar under a frame is a reward, a blue one a penalty, a red border the end, a green one a
+/// frame that the dream was conditioned on. The run may be going on.
 #[derive(clap::Args)]
 pub struct DreamArgs {
-    /// Folder of the run.
+    /// Run folder, or the folder of an imported agent.
     pub run: PathBuf,
+
+    /// Play this game and start from it; an imported agent needs it.
+    #[arg(long, value_name = "GAME")]
+    pub env: Option<String>,
+
+    /// Start from an evaluation game, whose frames the run never trained on; the seed chooses the game.
+    #[arg(long)]
+    pub test: bool,
+
+    /// Frames to condition on: the world model sees them with the actions between them, the policy the same frames and none before; the paper's figure 3
+    /// has 2. By default one frame, before which the policy sees its burn-in frames as in training.
+    #[arg(long, value_name = "C", value_parser = up_to(1000))]
+    pub context: Option<usize>,
 
     /// Who acts: `policy`, `recorded` for the actions that were really taken, or names of actions such as `left,left,stay`, of which the last is repeated.
     #[arg(long, default_value = "policy")]
@@ -195,11 +209,11 @@ pub struct DreamArgs {
     #[arg(long, default_value_t = Self::FUTURES, value_parser = up_to(100))]
     pub futures: usize,
 
-    /// Imagined steps; by default as many as the world model remembers.
+    /// Imagined steps; by default as many as the world model remembers beside the context.
     #[arg(long, value_parser = up_to(10_000))]
     pub steps: Option<usize>,
 
-    /// Number of the step in the replay to start from; chosen by the seed if not given.
+    /// Number of the step in the replay or the game to start from; chosen by the seed if not given.
     #[arg(long)]
     pub from: Option<usize>,
 

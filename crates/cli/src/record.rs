@@ -19,7 +19,7 @@ const DELAY: u16 = 7;
 pub fn run(args: RecordArgs) -> Result<()> {
     // Before the game, not after it.
     make_room(&args.out)?;
-    let Source { device, agent, game } = Source::load(&args.player)?;
+    let Source { device, agent, game, .. } = Source::load(&args.player)?;
     let size = agent.config.tokenizer.frame_size;
     let mut env = game.make(Purpose::Evaluate, size)?;
     let mut player = Player::new(&device, &agent, 1)?;
@@ -39,7 +39,7 @@ pub fn run(args: RecordArgs) -> Result<()> {
         let shown = env.full_frame().unwrap_or((size, size, frame.clone()));
         let outcome = env.step(action)?;
         total += outcome.reward;
-        let cell = Cell { frame: seen, reward: outcome.reward, end: outcome.done() };
+        let cell = Cell { frame: seen, reward: outcome.reward, end: outcome.done(), given: false };
         animation.add(&Picture::beside((shown.0, shown.1, &shown.2), &cell, size))?;
         steps += 1;
         progress.set(steps);

@@ -1,0 +1,101 @@
+//! Looking at agents with the real binary: dreams of runs and of imported agents, contexts, reconstructions, recordings.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use common::{Scratch, iris, stderr, train};
+
+const GREEN: [u8; 3] = [0, 158, 115];
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", stderr(output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A PNG's width and RGB pixels.
+fn pixels(path: &Path) -> (usize, Vec<[u8; 3]>) {
+    let file = std::fs::File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let mut reader = png::Decoder::new(std::io::BufReader::new(file)).read_info().unwrap();
+    let mut bytes = vec![0; reader.output_buffer_size().unwrap()];
+    let info = reader.next_frame(&mut bytes).unwrap();
+    (info.width as usize, bytes.as_chunks::<3>().0.to_vec())
+}
+
+/// Which cells of a row of a strip have a green border: rows of 118 pixels (caption, border, frame of 96, bar), cells of 102.
+fn given(path: &Path, row: usize) -> Vec<usize> {
+    let (width, pixels) = pixels(path);
+    (0..width / 102).filter(|cell| pixels[(row * 118 + 11) * width + cell * 102] == GREEN).collect()
+}
+
+fn imported(scratch: &Scratch) -> PathBuf {
+    let agent = scratch.0.join("agent");
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints/tiny.pt");
+    stdout(&iris().arg("import").arg(tiny).arg("--out").arg(&agent).output().unwrap());
+    agent
+}
+
+#[test]
+fn runs_dream_from_evaluation_games_and_contexts() {
+    let scratch = Scratch::new("contexts");
+    let run = scratch.0.join("run");
+    assert!(train(&run, &["epochs=2"]).status.success());
+    assert_eq!(given(&run.join("media/000002/foresight.png"), 0), [0, 1]);
+    assert_eq!(given(&run.join("media/000002/foresight.png"), 1), [0, 1]);
+    assert_eq!(given(&run.join("media/000002/dream.png"), 0), [0; 0]);
+    let dream = |arguments: &[&str]| iris().arg("dream").arg(&run).args(arguments).output().unwrap();
+    for (arguments, name, marked) in [
+        (&["--from", "5"][..], "from5-seed0", &[][..]),
+        (&["--from", "5", "--context", "3"], "from5-seed0-context3", &[0, 1, 2]),
+        (&["--test", "--from", "2"], "test-from2-seed0", &[0]),
+        (
+            &["--test", "--from", "2", "--context", "2", "--actions", "recorded"],
+            "test-from2-seed0-context2-recorded",
+            &[0, 1],
+        ),
+        (&["--env", "catch", "--from", "0", "--context", "2"], "test-catch-from0-seed0-context2", &[0, 1]),
+    ] {
+        let said = stdout(&dream(arguments));
+        let picture = run.join("dreams").join(name).join("dream.png");
+        assert!(said.starts_with("what followed  ") && said.contains("future 4"), "{said}");
+        assert_eq!(given(&picture, 0), marked, "{arguments:?}");
+        assert_eq!(given(&picture, 1), marked, "{arguments:?}");
+        assert!(picture.with_extension("gif").exists());
+    }
+    // Another seed plays another game; the same one the same.
+    let test = |seed: &str| {
+        let out = scratch.0.join("out");
+        let arguments = ["--test", "--from", "0", "--steps", "4", "--seed", seed, "--out"];
+        stdout(&dream(&[&arguments[..], &[out.to_str().unwrap()]].concat()));
+        std::fs::read(out.join("dream.png")).unwrap()
+    };
+    assert!(test("1") == test("1"));
+    assert!(test("1") != test("2"));
+    for (arguments, answer) in [
+        (&["--context", "99"][..], "--context is at most"),
+        (&["--test", "--from", "99999"], "--from 99999 is after the end of the game, which lasted"),
+        (&["--test", "--env", "breakout"], "actions, but arcade/breakout has"),
+    ] {
+        let output = dream(arguments);
+        assert!(!output.status.success() && stderr(&output).contains(answer), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn an_imported_agent_dreams() {
+    let scratch = Scratch::new("imported-dream");
+    let agent = imported(&scratch);
+    let dream = |arguments: &[&str]| iris().arg("dream").arg(&agent).args(arguments).output().unwrap();
+    let refused = dream(&[]);
+    assert!(!refused.status.success() && stderr(&refused).contains("add --env GAME"), "{}", stderr(&refused));
+    let said = stdout(&dream(&["--env", "arcade/catch", "--from", "1", "--context", "2"]));
+    assert!(said.contains("future 4"), "{said}");
+    let picture = agent.join("dreams/test-arcade-catch-from1-seed0-context2/dream.png");
+    assert_eq!(given(&picture, 1), [0, 1]);
+    for actions in ["recorded", "left,right", "policy"] {
+        let said = stdout(&dream(&["--env", "arcade/catch", "--actions", actions, "--steps", "7"]));
+        assert!(said.contains("future 1"), "{said}");
+    }
+}
