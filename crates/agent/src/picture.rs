@@ -46,7 +46,7 @@ pub struct Cell {
 }
 
 /// A frame in [0, 1], as the networks have it, as bytes.
-pub(crate) fn to_bytes(frame: &[f32]) -> Vec<u8> {
+pub fn to_bytes(frame: &[f32]) -> Vec<u8> {
     frame.iter().map(|value| (value.clamp(0.0, 1.0) * 255.0).round() as u8).collect()
 }
 

@@ -34,14 +34,19 @@ impl Eye {
 
     /// A frame as the agent sees it, and its tokens.
     pub fn look(&mut self, agent: &Agent, frame: &[u8]) -> engine::Result<(Vec<u8>, Vec<i32>)> {
+        let (pixels, tokens) = self.reconstruct(agent, frame)?;
+        Ok((to_bytes(&pixels), tokens))
+    }
+
+    /// The same in [0, 1], as the networks have it.
+    pub fn reconstruct(&mut self, agent: &Agent, frame: &[u8]) -> engine::Result<(Vec<f32>, Vec<i32>)> {
         self.frame.write(frame)?;
         let input = &self.frame;
-        let (pixels, tokens) = self.stepper.infer(|tape| -> engine::Result<(Vec<f32>, Vec<i32>)> {
+        self.stepper.infer(|tape| -> engine::Result<(Vec<f32>, Vec<i32>)> {
             let x = tape.buffer(input)?;
             let (tokens, pixels) = agent.tokenizer.reconstruct(tape, x)?;
             Ok((tape.read(pixels)?, tape.read(tokens)?))
-        })?;
-        Ok((to_bytes(&pixels), tokens))
+        })
     }
 }
 

@@ -65,6 +65,7 @@ pub enum Command {
     Train(TrainArgs),
     Eval(EvalArgs),
     Dream(DreamArgs),
+    Reconstruct(ReconstructArgs),
     Record(RecordArgs),
     /// List the games, with their rules and reference scores.
     Envs,
@@ -271,6 +272,35 @@ pub struct PlayerArgs {
 
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+/// Draw frames of a game above what the tokenizer of each agent keeps of them.
+///
+/// The first agent plays an evaluation game (temperature 0.5), whose frames are encoded and decoded by every agent. Prints for each agent the mean
+/// absolute (L1) and squared error of pixels from 0 to 1, and how many of its tokens occur in the frames (the paper's figure 9).
+#[derive(clap::Args)]
+pub struct ReconstructArgs {
+    /// Run folders, or folders of imported agents, all with the same frame size.
+    #[arg(required = true, value_name = "AGENT")]
+    pub agents: Vec<PathBuf>,
+
+    /// The game; by default that of the first run.
+    #[arg(long, value_name = "GAME")]
+    pub env: Option<String>,
+
+    /// Frames, evenly spread over the game's first 1,000 steps.
+    #[arg(long, default_value_t = 10, value_parser = up_to(200))]
+    pub frames: usize,
+
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+
+    /// PNG to write.
+    #[arg(long, default_value = "reconstructions.png")]
+    pub out: PathBuf,
 
     #[command(flatten)]
     pub device: DeviceArgs,

@@ -99,3 +99,53 @@ fn an_imported_agent_dreams() {
         assert!(said.contains("future 1"), "{said}");
     }
 }
+
+#[test]
+fn agents_reconstruct_the_same_frames() {
+    let scratch = Scratch::new("reconstruct");
+    let (run, other) = (scratch.0.join("run"), scratch.0.join("other"));
+    assert!(train(&run, &["epochs=1"]).status.success());
+    assert!(train(&other, &["epochs=1", "--seed", "3"]).status.success());
+    let picture = scratch.0.join("new/figure9.png");
+    let mut command = iris();
+    command.arg("reconstruct").args([&run, &other, &run]).args(["--frames", "6", "--out"]).arg(&picture);
+    let said = stdout(&command.output().unwrap());
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(
+        lines[0].starts_with("agent ") && lines[0].ends_with("L1  squared error  distinct tokens"),
+        "{said}"
+    );
+    // The same agent twice, and another one.
+    assert!(
+        lines[1] == lines[3] && lines[1].split_once("  ").unwrap().1 != lines[2].split_once("  ").unwrap().1
+    );
+    let (width, drawn) = pixels(&picture);
+    assert_eq!((width, drawn.len() / width), (6 * 102, 4 * 118 + 11));
+
+    // The numbers are those of the picture, but for the rounding of its pixels to bytes.
+    let frame = |row: usize, cell: usize| {
+        let at = move |y: usize, x: usize| (row * 118 + 11 + 3 + y) * width + cell * 102 + 3 + x;
+        (0..96).flat_map(move |y| (0..96).map(move |x| at(y, x)))
+    };
+    let values = |row: usize| -> Vec<f64> {
+        let pixels = (0..6).flat_map(|cell| frame(row, cell)).flat_map(|at| drawn[at]);
+        pixels.map(|byte| f64::from(byte) / 255.0).collect()
+    };
+    let (original, kept) = (values(0), values(1));
+    let mean = |f: fn(f64) -> f64| {
+        original.iter().zip(&kept).map(|(a, b)| f(a - b)).sum::<f64>() / original.len() as f64
+    };
+    let numbers: Vec<f64> = lines[1].split_whitespace().skip(1).take(2).map(|n| n.parse().unwrap()).collect();
+    assert!((numbers[0] - mean(f64::abs)).abs() < 0.002, "{numbers:?}");
+    assert!((numbers[1] - mean(|d| d * d)).abs() < 0.002, "{numbers:?}");
+
+    // Frames of 8 and 32 pixels are not compared; an imported agent alone is drawn.
+    let agent = imported(&scratch);
+    let refused = iris().arg("reconstruct").args([&run, &agent]).arg("--out").arg(&picture).output().unwrap();
+    assert!(stderr(&refused).contains("sees frames of 8 x 8 pixels"), "{}", stderr(&refused));
+    let mut command = iris();
+    command.arg("reconstruct").arg(&agent).args(["--env", "arcade/catch", "--out"]).arg(&picture);
+    assert!(stdout(&command.output().unwrap()).contains(" of 5\n"));
+    let refused = iris().arg("reconstruct").arg(&run).args(["--out", "a.gif"]).output().unwrap();
+    assert!(stderr(&refused).contains("name a file that ends in .png, not a.gif"), "{}", stderr(&refused));
+}
