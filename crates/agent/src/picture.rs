@@ -152,20 +152,36 @@ impl Picture {
         picture
     }
 
-    /// An image (height, width, RGB bytes) beside the frame of a cell of `size`x`size` pixels, which is enlarged to about the same height.
-    pub fn beside((height, width, image): (usize, usize, &[u8]), cell: &Cell, size: usize) -> Picture {
+    /// A step of a game in three panels under lines of text: an image of the game (height, width, RGB bytes), the frame that the network gets, and
+    /// what is left of it in the cell. Frames have `size`x`size` pixels and are enlarged to about the height of the image.
+    pub fn panels(
+        header: &[String],
+        (height, width, image): (usize, usize, &[u8]),
+        input: &[u8],
+        cell: &Cell,
+        size: usize,
+    ) -> Picture {
         let scale = (TARGET / height).max(1);
         let frame_scale = (height * scale / size).max(1);
         let (tall, wide) = (height * scale, width * scale);
         let frame = size * frame_scale;
-        let (across, down) = (wide + frame + 3 * BORDER, tall.max(frame) + 2 * BORDER + BAR);
-        let mut picture = Picture::with_legend(across, LINE + down, false);
-        picture.write("game", (BORDER, 2), wide);
-        picture.write("what the agent sees", (wide + 2 * BORDER, 2), frame);
-        picture.fill((0, LINE), (across, down), cell.border());
-        picture.fill((BORDER, LINE + down - BORDER - BAR), (across - 2 * BORDER, BAR), cell.bar());
-        picture.paste(image, width, (BORDER, LINE + BORDER), scale);
-        picture.paste(&cell.frame, size, (wide + 2 * BORDER, LINE + BORDER), frame_scale);
+        let places = [BORDER, wide + 2 * BORDER, wide + frame + 3 * BORDER];
+        let (across, down) = (places[2] + frame + BORDER, tall.max(frame) + 2 * BORDER + BAR);
+        let top = (header.len() + 1) * LINE;
+        let mut picture = Picture::with_legend(across, top + down, false);
+        for (i, line) in header.iter().enumerate() {
+            picture.write(line, (BORDER, i * LINE + 2), across - BORDER);
+        }
+        for (name, x, room) in
+            [("game", places[0], wide), ("input", places[1], frame), ("what is left", places[2], frame)]
+        {
+            picture.write(name, (x, top - LINE + 2), room);
+        }
+        picture.fill((0, top), (across, down), cell.border());
+        picture.fill((BORDER, top + down - BORDER - BAR), (across - 2 * BORDER, BAR), cell.bar());
+        picture.paste(image, width, (places[0], top + BORDER), scale);
+        picture.paste(input, size, (places[1], top + BORDER), frame_scale);
+        picture.paste(&cell.frame, size, (places[2], top + BORDER), frame_scale);
         picture
     }
 
@@ -326,6 +342,25 @@ mod tests {
         let narrow =
             Picture::strip(&[Row::new("a caption that is too long for it", vec![cell(1, 0.0, true)])], 32);
         assert_eq!(narrow.size(), (across, LINE + down + 2 * LINE));
+    }
+
+    #[test]
+    fn a_step_has_three_panels_under_its_header() {
+        let cell = Cell { frame: vec![3; 32 * 32 * 3], reward: 1.0, ..Cell::default() };
+        let image = vec![1; 210 * 160 * 3];
+        let draw =
+            |header: &[String]| Picture::panels(header, (210, 160, &image), &[2; 32 * 32 * 3], &cell, 32);
+        let picture = draw(&["left".into(), "value 1".into()]);
+        // The frame is six times as large.
+        let across = 160 + 2 * 192 + 4 * BORDER;
+        assert_eq!(picture.size(), (across, 3 * LINE + 210 + 2 * BORDER + BAR + LINE));
+        assert_eq!(draw(&[]).size().1 + 2 * LINE, picture.size().1);
+        let pixel = |x: usize, y: usize| picture.pixels[y * across + x];
+        let middle = 3 * LINE + BORDER + 100;
+        let row = [100, BORDER + 160, 300, 500].map(|x| pixel(x, middle));
+        assert_eq!(row, [[1; 3], PAPER, [2; 3], [3; 3]]);
+        assert_eq!(pixel(100, 3 * LINE + BORDER + 210 + BORDER), REWARD);
+        assert_eq!([pixel(BORDER, 2), pixel(BORDER, 2 * LINE + 4)], [INK, INK]);
     }
 
     #[test]

@@ -308,8 +308,8 @@ pub struct ReconstructArgs {
 
 /// Play one game with a trained agent and write it as an animation.
 ///
-/// The GIF shows the game as a person sees it beside what the agent sees of it. A yellow bar under them is a reward, a blue one a
-/// penalty, a red border the end.
+/// The GIF has three panels: the game as a person sees it, the frame that the network gets, and what is left of it after encoding and decoding, which is
+/// what the policy sees. A yellow bar under them is a reward, a blue one a penalty, a red border the end.
 #[derive(clap::Args)]
 pub struct RecordArgs {
     #[command(flatten)]
@@ -318,6 +318,14 @@ pub struct RecordArgs {
     /// GIF to write.
     #[arg(long, default_value = "episode.gif")]
     pub out: PathBuf,
+
+    /// Steps per second. The time of a step is rounded to hundredths of a second; 15 steps are a second of Atari.
+    #[arg(long, default_value_t = 15, value_parser = value_parser!(u16).range(1..=50))]
+    pub fps: u16,
+
+    /// Write step, action, reward, the critic's value and the return so far above the panels.
+    #[arg(long)]
+    pub header: bool,
 
     /// Steps after which the recording stops.
     #[arg(long, default_value_t = 1000, value_parser = up_to(30_000))]

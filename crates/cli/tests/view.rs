@@ -149,3 +149,40 @@ fn agents_reconstruct_the_same_frames() {
     let refused = iris().arg("reconstruct").arg(&run).args(["--out", "a.gif"]).output().unwrap();
     assert!(stderr(&refused).contains("name a file that ends in .png, not a.gif"), "{}", stderr(&refused));
 }
+
+/// Width, height, delays in hundredths of a second.
+fn gif_shape(path: &Path) -> (usize, usize, Vec<u16>) {
+    let mut reader = gif::DecodeOptions::new().read_info(std::fs::File::open(path).unwrap()).unwrap();
+    let (width, height) = (reader.width() as usize, reader.height() as usize);
+    let mut delays = Vec::new();
+    while let Some(frame) = reader.read_next_frame().unwrap() {
+        delays.push(frame.delay);
+    }
+    (width, height, delays)
+}
+
+#[test]
+fn recordings_have_three_panels_and_a_header() {
+    let scratch = Scratch::new("panels");
+    let agent = imported(&scratch);
+    let record = |name: &str, arguments: &[&str]| {
+        let out = scratch.0.join(name);
+        let mut command = iris();
+        command.arg("record").arg(&agent).args(["--env", "arcade/catch", "--steps", "5"]);
+        let output = command.args(arguments).arg("--out").arg(&out).output().unwrap();
+        (output, out)
+    };
+    let shape = |name: &str, arguments: &[&str]| {
+        let (output, out) = record(name, arguments);
+        (stdout(&output).lines().next().unwrap().to_string(), gif_shape(&out))
+    };
+    let (said, plain) = shape("plain.gif", &[]);
+    // Three frames of 8 pixels, each twelve times as large, in three pixels of border.
+    assert_eq!(plain, (3 * 96 + 4 * 3, 11 + 96 + 6 + 5 + 11, vec![7; 5]));
+    let (again, with) = shape("header.gif", &["--header", "--fps", "10"]);
+    assert_eq!(with, (plain.0, plain.1 + 2 * 11, vec![10; 5]));
+    // The header changes nothing about the game.
+    assert_eq!(again, said);
+    let (refused, out) = record("fast.gif", &["--fps", "51"]);
+    assert!(stderr(&refused).contains("51 is not in 1..=50") && !out.exists(), "{}", stderr(&refused));
+}
