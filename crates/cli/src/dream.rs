@@ -58,6 +58,9 @@ pub fn run(args: DreamArgs) -> Result<()> {
         None => (steps, Acting::Policy { temperature: args.temperature }),
     };
     let steps = steps + context - 1;
+    if !played {
+        tell!("{} on {}", game.name, args.device.describe(&device));
+    }
     let progress = Progress::new("dreaming", steps);
     let key = Key::new(args.seed, 0);
     let marked = (played || args.context.is_some()).then_some(context);
@@ -108,7 +111,6 @@ fn from_replay(args: &DreamArgs) -> Result<Start> {
     let from = start(args, &scenes, steps)?;
     let stretch = scenes.stretch(from, steps)?;
     let game = Game::find(&config.env)?;
-    tell!("{} on {}", config.env, args.device.describe(&device));
     Ok(Start { device, agent, game, from, stretch, burn_in })
 }
 
