@@ -52,9 +52,9 @@ pub fn to_bytes(frame: &[f32]) -> Vec<u8> {
 
 impl Cell {
     fn border(&self) -> Colour {
-        match (self.end, self.given) {
-            (true, _) => END,
-            (false, true) => GIVEN,
+        match (self.given, self.end) {
+            (true, _) => GIVEN,
+            (false, true) => END,
             (false, false) => PAPER,
         }
     }
@@ -63,6 +63,8 @@ impl Cell {
         match self.reward {
             reward if reward > 0.0 => REWARD,
             reward if reward < 0.0 => PENALTY,
+            // The border of a given frame does not say it.
+            _ if self.end => END,
             _ => self.border(),
         }
     }
@@ -329,6 +331,10 @@ mod tests {
         assert_eq!(look(1, 0), [PAPER, PENALTY, [30; 3]]);
         assert_eq!(look(1, 1), [END, REWARD, [40; 3]]);
         assert_eq!(look(1, 2), [END, PENALTY, [50; 3]]);
+        // A given frame stays green where the step from it is the end; the legend has one more colour.
+        let [given, ended] = [false, true].map(|end| Cell { given: true, ..cell(1, 0.0, end) });
+        assert_eq!([given.border(), given.bar(), ended.border(), ended.bar()], [GIVEN, GIVEN, GIVEN, END]);
+        assert!(any_given(&[Row::new("", vec![cell(1, 0.0, true), given])]) && !any_given(&rows));
         // The first letter of each caption, and the first colour of the legend.
         let letter = |row: usize| pixel(BORDER, row * (LINE + down) + 2);
         assert_eq!([letter(0), letter(1)], [INK, INK]);

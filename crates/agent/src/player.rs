@@ -75,7 +75,7 @@ impl Player {
             let chosen = tape.sample_at(policy.logits, temperature)?;
             tape.store(hidden, 0, state.hidden)?;
             tape.store(cell, 0, state.cell)?;
-            if let Some(values) = values {
+            if let Some(values) = &*values {
                 tape.store(values, 0, policy.values)?;
             }
             tape.store(actions, 0, chosen)

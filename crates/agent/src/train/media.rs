@@ -74,11 +74,11 @@ impl Trainer {
             let start = scenes.choose_start(&mut rng, horizon);
             let stretch = scenes.stretch(start, horizon)?;
             let (followed, actions) = stretch.followed();
-            let (steps, context) = (followed.len(), CONTEXT.min(followed.len()));
+            let (steps, context) = (followed.len(), CONTEXT.min(followed.len()).max(1));
             // Nobody asks the policy, so it need not be warmed up.
             let cold =
                 Rollout { device: &self.device, agent: &self.agent, burn_in: 0, context: Some(context) };
-            let acting = Acting::Given(&actions[context - 1..]);
+            let acting = Acting::Given(actions.get(context - 1..).unwrap_or_default());
             let starts = [stretch.from(stretch.before, steps, 0)];
             let dreamt = cold.dreams(&starts, steps, acting, key, |_| {})?;
             let mut rows = vec![Row::new("recorded", stretch.marked(context))];
