@@ -146,14 +146,7 @@ impl Dream {
             check_row("frames of a dream", row.len(), bytes)?;
             let mut codes = Vec::new();
             for frame in row.chunks_exact(bytes).rev().take(burn_in + 1).rev() {
-                input.write(frame)?;
-                codes.extend(stepper.infer(|tape| -> Result<Vec<i32>> {
-                    let x = tape.buffer(&input)?;
-                    let x = crate::tokenizer::from_bytes(tape, x)?;
-                    let y = agent.tokenizer.encode(tape, x)?;
-                    let found = agent.tokenizer.quantise(tape, y)?.tokens;
-                    tape.read(found)
-                })?);
+                codes.extend(encode(agent, &mut stepper, &input, frame)?);
             }
             tokens.push(codes);
         }
@@ -248,6 +241,32 @@ impl Dream {
         Ok(frames.map(|(p, tokens)| Frame { pixels: to_bytes(p), tokens: tokens.to_vec() }).collect())
     }
 
+    /// Takes a step that really happened: what was done in each dream, and the frames (RGB bytes) that followed. The world model and the policy
+    /// see them as if they had been dreamt. Returns the frames as the agent sees them.
+    pub fn condition(&mut self, agent: &Agent, actions: &[usize], frames: &[Vec<u8>]) -> Result<Vec<Frame>> {
+        let size = agent.config.tokenizer.frame_size;
+        let input = self.frame.device().buffer::<u8>("frame", [1, size, size, 3])?;
+        let mut next = Vec::with_capacity(frames.len() * agent.world_model.tokens);
+        for frame in frames {
+            next.extend(encode(agent, &mut self.aside, &input, frame)?);
+        }
+        self.dreamer.set_action(agent, Action::Given(actions))?;
+        self.make_room(agent, false)?;
+        self.dreamer.condition(agent, self.step, &next)?;
+        self.step += 1;
+        self.look(agent)
+    }
+
+    /// Lets the world model forget its older steps where the next one does not fit.
+    fn make_room(&mut self, agent: &Agent, last: bool) -> Result<()> {
+        let Dream { dreamer, aside, step, .. } = self;
+        if let Some(kept) = dreamer.make_room(agent, *step, last)? {
+            dreamer.state.keep_steps(*step - kept, kept, aside)?;
+            *step = kept;
+        }
+        Ok(())
+    }
+
     /// Acts once and dreams the next frame. One moment for each dream of the batch, also for those that have ended: what follows an end means nothing.
     pub fn step(&mut self, agent: &Agent, action: Action, asked: Asked) -> Result<Vec<Moment>> {
         self.advance(agent, action, asked, false)
@@ -259,12 +278,9 @@ impl Dream {
     }
 
     fn advance(&mut self, agent: &Agent, action: Action, asked: Asked, last: bool) -> Result<Vec<Moment>> {
-        let Dream { dreamer, details, aside, step, .. } = self;
-        dreamer.set_action(agent, action)?;
-        if let Some(kept) = dreamer.make_room(agent, *step, last)? {
-            dreamer.state.keep_steps(*step - kept, kept, aside)?;
-            *step = kept;
-        }
+        self.dreamer.set_action(agent, action)?;
+        self.make_room(agent, last)?;
+        let Dream { dreamer, details, step, .. } = self;
         details.with_tokens = asked.logits && !last;
         if details.with_tokens && details.token_logits.is_none() {
             let shape = [dreamer.batch(), agent.world_model.tokens, agent.config.tokenizer.vocabulary];
@@ -387,6 +403,18 @@ impl Dream {
         fork.step = self.step;
         Ok(fork)
     }
+}
+
+/// The tokens of a frame (RGB bytes), which goes through the buffer `input`.
+fn encode(agent: &Agent, stepper: &mut Stepper, input: &Buffer, frame: &[u8]) -> Result<Vec<i32>> {
+    input.write(frame)?;
+    stepper.infer(|tape| -> Result<Vec<i32>> {
+        let x = tape.buffer(input)?;
+        let x = crate::tokenizer::from_bytes(tape, x)?;
+        let y = agent.tokenizer.encode(tape, x)?;
+        let found = agent.tokenizer.quantise(tape, y)?.tokens;
+        tape.read(found)
+    })
 }
 
 /// A row of frames or their tokens: at least one, and whole ones.

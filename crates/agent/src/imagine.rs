@@ -337,6 +337,32 @@ impl Dreamer {
         Ok(())
     }
 
+    /// A step that really happened, which becomes step `t` of the trajectory: the policy looks at the newest frame, and the world model sees the
+    /// action that was set and the tokens i32 [B, K] of the frame that followed. Nothing is sampled. It fits into memory, like a [`step`](Dreamer::step).
+    pub(crate) fn condition(&mut self, agent: &Agent, t: usize, next: &[i32]) -> Result<()> {
+        self.start.tokens.write(next)?;
+        let Dreamer { stepper, state, given, start, trajectories, .. } = self;
+        let State { memory, tokens, hidden, cell, positions: at, .. } = &*state;
+        stepper.infer(|tape| -> Result<()> {
+            let seen = tape.buffer(tokens)?;
+            tape.store_step(&trajectories.tokens, t, seen)?;
+            let frame = agent.tokenizer.render(tape, seen)?;
+            let lstm = Lstm { hidden: tape.buffer(hidden)?, cell: tape.buffer(cell)? };
+            let sight = agent.actor_critic.look(tape, frame)?;
+            let lstm = agent.actor_critic.remember(tape, sight.gates, lstm)?;
+            tape.store(hidden, 0, lstm.hidden)?;
+            tape.store(cell, 0, lstm.cell)?;
+            let action = tape.buffer(given)?;
+            tape.store_step(&trajectories.actions, t, action)?;
+            agent.world_model.see_action(tape, memory, *at, action)?;
+            let next = tape.buffer(&start.tokens)?;
+            agent.world_model.see_tokens(tape, memory, at + 1, next)?;
+            tape.store(tokens, 0, next)
+        })?;
+        state.positions += 1 + agent.world_model.tokens;
+        Ok(())
+    }
+
     /// Forgets the older half of what the world model remembers, or more if it must, when step `t` does not fit any more. Returns how many of the
     /// steps before `t` are remembered from then on, if it did.
     pub(crate) fn make_room(&mut self, agent: &Agent, t: usize, last: bool) -> Result<Option<usize>> {

@@ -11,10 +11,12 @@ const PAPER: Colour = [24, 24, 27];
 const REWARD: Colour = [240, 228, 66];
 const PENALTY: Colour = [86, 180, 233];
 const END: Colour = [213, 60, 60];
+const GIVEN: Colour = [0, 158, 115];
 const INK: Colour = [200, 200, 205];
 
-/// What the colours mean, as every picture says below its frames.
-const LEGEND: [(&str, Colour); 3] = [("reward", REWARD), ("penalty", PENALTY), ("end", END)];
+/// What the colours mean, as every picture says below its frames; the last only where a frame was given.
+const LEGEND: [(&str, Colour); 4] =
+    [("reward", REWARD), ("penalty", PENALTY), ("end", END), ("given", GIVEN)];
 
 /// Space around a frame in a strip; its colour says whether the step ended the game.
 const BORDER: usize = 3;
@@ -39,22 +41,30 @@ pub struct Cell {
     pub frame: Vec<u8>,
     pub reward: f32,
     pub end: bool,
+    /// Whether a dream was conditioned on it.
+    pub given: bool,
 }
 
 /// A frame in [0, 1], as the networks have it, as bytes.
-pub(crate) fn to_bytes(frame: &[f32]) -> Vec<u8> {
+pub fn to_bytes(frame: &[f32]) -> Vec<u8> {
     frame.iter().map(|value| (value.clamp(0.0, 1.0) * 255.0).round() as u8).collect()
 }
 
 impl Cell {
     fn border(&self) -> Colour {
-        if self.end { END } else { PAPER }
+        match (self.given, self.end) {
+            (true, _) => GIVEN,
+            (false, true) => END,
+            (false, false) => PAPER,
+        }
     }
 
     fn bar(&self) -> Colour {
         match self.reward {
             reward if reward > 0.0 => REWARD,
             reward if reward < 0.0 => PENALTY,
+            // The border of a given frame does not say it.
+            _ if self.end => END,
             _ => self.border(),
         }
     }
@@ -104,7 +114,7 @@ impl Picture {
         let (across, down) = cell_size(size * scale);
         let columns = rows.iter().map(|row| row.cells.len()).max().unwrap_or(0).max(1);
         let below = rows.len() * (LINE + down);
-        let mut picture = Picture::with_legend(columns * across, below);
+        let mut picture = Picture::with_legend(columns * across, below, any_given(rows));
         let width = picture.width;
         for (y, row) in rows.iter().enumerate() {
             let top = y * (LINE + down);
@@ -125,10 +135,10 @@ impl Picture {
     }
 
     /// An empty picture with the meaning of the colours in lines below `height`.
-    fn with_legend(width: usize, height: usize) -> Picture {
+    fn with_legend(width: usize, height: usize, given: bool) -> Picture {
         let (mut x, mut y) = (BORDER, height);
         let mut places = Vec::new();
-        for (name, colour) in LEGEND {
+        for (name, colour) in LEGEND.into_iter().filter(|(_, colour)| given || *colour != GIVEN) {
             let wide = font::HEIGHT + 3 + font::width(name);
             if x > BORDER && x + wide > width {
                 (x, y) = (BORDER, y + LINE);
@@ -144,20 +154,36 @@ impl Picture {
         picture
     }
 
-    /// An image (height, width, RGB bytes) beside the frame of a cell of `size`x`size` pixels, which is enlarged to about the same height.
-    pub fn beside((height, width, image): (usize, usize, &[u8]), cell: &Cell, size: usize) -> Picture {
+    /// A step of a game in three panels under lines of text: an image of the game (height, width, RGB bytes), the frame that the network gets, and
+    /// what is left of it in the cell. Frames have `size`x`size` pixels and are enlarged to about the height of the image.
+    pub fn panels(
+        header: &[String],
+        (height, width, image): (usize, usize, &[u8]),
+        input: &[u8],
+        cell: &Cell,
+        size: usize,
+    ) -> Picture {
         let scale = (TARGET / height).max(1);
         let frame_scale = (height * scale / size).max(1);
         let (tall, wide) = (height * scale, width * scale);
         let frame = size * frame_scale;
-        let (across, down) = (wide + frame + 3 * BORDER, tall.max(frame) + 2 * BORDER + BAR);
-        let mut picture = Picture::with_legend(across, LINE + down);
-        picture.write("game", (BORDER, 2), wide);
-        picture.write("what the agent sees", (wide + 2 * BORDER, 2), frame);
-        picture.fill((0, LINE), (across, down), cell.border());
-        picture.fill((BORDER, LINE + down - BORDER - BAR), (across - 2 * BORDER, BAR), cell.bar());
-        picture.paste(image, width, (BORDER, LINE + BORDER), scale);
-        picture.paste(&cell.frame, size, (wide + 2 * BORDER, LINE + BORDER), frame_scale);
+        let places = [BORDER, wide + 2 * BORDER, wide + frame + 3 * BORDER];
+        let (across, down) = (places[2] + frame + BORDER, tall.max(frame) + 2 * BORDER + BAR);
+        let top = (header.len() + 1) * LINE;
+        let mut picture = Picture::with_legend(across, top + down, false);
+        for (i, line) in header.iter().enumerate() {
+            picture.write(line, (BORDER, i * LINE + 2), across - BORDER);
+        }
+        for (name, x, room) in
+            [("game", places[0], wide), ("input", places[1], frame), ("what is left", places[2], frame)]
+        {
+            picture.write(name, (x, top - LINE + 2), room);
+        }
+        picture.fill((0, top), (across, down), cell.border());
+        picture.fill((BORDER, top + down - BORDER - BAR), (across - 2 * BORDER, BAR), cell.bar());
+        picture.paste(image, width, (places[0], top + BORDER), scale);
+        picture.paste(input, size, (places[1], top + BORDER), frame_scale);
+        picture.paste(&cell.frame, size, (places[2], top + BORDER), frame_scale);
         picture
     }
 
@@ -174,8 +200,9 @@ impl Picture {
         let steps = rows.iter().map(|row| row.cells.len()).max().unwrap_or(0);
         let scale = (TARGET / size).max(1);
         let (across, down) = cell_size(size * scale);
+        let given = any_given(rows);
         (0..steps).map(move |t| {
-            let mut picture = Picture::with_legend((rows.len() * across).max(1), LINE + down);
+            let mut picture = Picture::with_legend((rows.len() * across).max(1), LINE + down, given);
             for (i, row) in rows.iter().enumerate() {
                 picture.write(&row.caption, (i * across + BORDER, 2), across - 2 * BORDER);
                 if let Some(cell) = row.cells.get(t).or(row.cells.last()) {
@@ -197,6 +224,10 @@ impl Picture {
         };
         write_atomically(path, &encode().map_err(|e| failed("write", path)(std::io::Error::other(e)))?)
     }
+}
+
+fn any_given(rows: &[Row]) -> bool {
+    rows.iter().any(|row| row.cells.iter().any(|cell| cell.given))
 }
 
 /// Width and height of a cell around a frame of this side.
@@ -269,7 +300,12 @@ mod tests {
 
     #[test]
     fn strips_say_what_a_step_brought() {
-        let cell = |value: u8, reward: f32, end: bool| Cell { frame: vec![value; 32 * 32 * 3], reward, end };
+        let cell = |value: u8, reward: f32, end: bool| Cell {
+            frame: vec![value; 32 * 32 * 3],
+            reward,
+            end,
+            given: false,
+        };
         let rows = [
             Row::new("recorded", vec![cell(10, 0.0, false), cell(20, 1.0, false), cell(25, 0.0, true)]),
             Row::new("dream 1", vec![cell(30, -1.0, false), cell(40, 1.0, true), cell(50, -1.0, true)]),
@@ -295,6 +331,10 @@ mod tests {
         assert_eq!(look(1, 0), [PAPER, PENALTY, [30; 3]]);
         assert_eq!(look(1, 1), [END, REWARD, [40; 3]]);
         assert_eq!(look(1, 2), [END, PENALTY, [50; 3]]);
+        // A given frame stays green where the step from it is the end; the legend has one more colour.
+        let [given, ended] = [false, true].map(|end| Cell { given: true, ..cell(1, 0.0, end) });
+        assert_eq!([given.border(), given.bar(), ended.border(), ended.bar()], [GIVEN, GIVEN, GIVEN, END]);
+        assert!(any_given(&[Row::new("", vec![cell(1, 0.0, true), given])]) && !any_given(&rows));
         // The first letter of each caption, and the first colour of the legend.
         let letter = |row: usize| pixel(BORDER, row * (LINE + down) + 2);
         assert_eq!([letter(0), letter(1)], [INK, INK]);
@@ -308,6 +348,25 @@ mod tests {
         let narrow =
             Picture::strip(&[Row::new("a caption that is too long for it", vec![cell(1, 0.0, true)])], 32);
         assert_eq!(narrow.size(), (across, LINE + down + 2 * LINE));
+    }
+
+    #[test]
+    fn a_step_has_three_panels_under_its_header() {
+        let cell = Cell { frame: vec![3; 32 * 32 * 3], reward: 1.0, ..Cell::default() };
+        let image = vec![1; 210 * 160 * 3];
+        let draw =
+            |header: &[String]| Picture::panels(header, (210, 160, &image), &[2; 32 * 32 * 3], &cell, 32);
+        let picture = draw(&["left".into(), "value 1".into()]);
+        // The frame is six times as large.
+        let across = 160 + 2 * 192 + 4 * BORDER;
+        assert_eq!(picture.size(), (across, 3 * LINE + 210 + 2 * BORDER + BAR + LINE));
+        assert_eq!(draw(&[]).size().1 + 2 * LINE, picture.size().1);
+        let pixel = |x: usize, y: usize| picture.pixels[y * across + x];
+        let middle = 3 * LINE + BORDER + 100;
+        let row = [100, BORDER + 160, 300, 500].map(|x| pixel(x, middle));
+        assert_eq!(row, [[1; 3], PAPER, [2; 3], [3; 3]]);
+        assert_eq!(pixel(100, 3 * LINE + BORDER + 210 + BORDER), REWARD);
+        assert_eq!([pixel(BORDER, 2), pixel(BORDER, 2 * LINE + 4)], [INK, INK]);
     }
 
     #[test]

@@ -12,6 +12,8 @@ pub struct Player {
     hidden: Buffer,
     cell: Buffer,
     actions: Buffer,
+    /// [B], where they are asked for.
+    values: Option<Buffer>,
     temperature: Temperature,
     batch: usize,
     width: usize,
@@ -27,10 +29,22 @@ impl Player {
             hidden: device.buffer::<f32>("hidden state", [batch, width])?,
             cell: device.buffer::<f32>("cell state", [batch, width])?,
             actions: device.buffer::<i32>("actions", [batch])?,
+            values: None,
             temperature: Temperature::new(device, 1.0)?,
             batch,
             width,
         })
+    }
+
+    /// A player that also keeps what the critic expects: see [`values`](Player::values).
+    pub fn with_values(device: &Device, agent: &Agent, batch: usize) -> engine::Result<Player> {
+        let values = Some(device.buffer::<f32>("values", [batch])?);
+        Ok(Player { values, ..Player::new(device, agent, batch)? })
+    }
+
+    /// The discounted rewards that the critic expected before the last actions; none for a player without values.
+    pub fn values(&self) -> Result<Vec<f32>> {
+        self.values.as_ref().map_or(Ok(Vec::new()), Buffer::read)
     }
 
     /// The randomness of the next actions.
@@ -49,7 +63,7 @@ impl Player {
     pub fn act(&mut self, agent: &Agent, frames: &[u8], temperature: f32) -> Result<Vec<i32>> {
         self.frames.write(frames)?;
         self.temperature.set(temperature)?;
-        let Player { stepper, frames, hidden, cell, actions, temperature, .. } = self;
+        let Player { stepper, frames, hidden, cell, actions, values, temperature, .. } = self;
         // The player's own buffers stay the same as long as it lives.
         stepper.infer_captured(StepId::new("act", &agent.identity()), |tape| -> Result<()> {
             let seen = tape.buffer(frames)?;
@@ -61,6 +75,9 @@ impl Player {
             let chosen = tape.sample_at(policy.logits, temperature)?;
             tape.store(hidden, 0, state.hidden)?;
             tape.store(cell, 0, state.cell)?;
+            if let Some(values) = &*values {
+                tape.store(values, 0, policy.values)?;
+            }
             tape.store(actions, 0, chosen)
         })?;
         self.actions.read()

@@ -3,7 +3,8 @@
 use engine::{Buffer, Device, Key, Rng, Stepper};
 
 use crate::picture::{Cell, to_bytes};
-use crate::{Acting, Action, Agent, Asked, Dream, Episode, Replay, ReplayError};
+use crate::rollout::{Rollout, Stretch};
+use crate::{Acting, Agent, Episode, Replay, ReplayError};
 
 /// Why a scene cannot be shown.
 #[derive(Debug, thiserror::Error)]
@@ -33,14 +34,19 @@ impl Eye {
 
     /// A frame as the agent sees it, and its tokens.
     pub fn look(&mut self, agent: &Agent, frame: &[u8]) -> engine::Result<(Vec<u8>, Vec<i32>)> {
+        let (pixels, tokens) = self.reconstruct(agent, frame)?;
+        Ok((to_bytes(&pixels), tokens))
+    }
+
+    /// The same in [0, 1], as the networks have it.
+    pub fn reconstruct(&mut self, agent: &Agent, frame: &[u8]) -> engine::Result<(Vec<f32>, Vec<i32>)> {
         self.frame.write(frame)?;
         let input = &self.frame;
-        let (pixels, tokens) = self.stepper.infer(|tape| -> engine::Result<(Vec<f32>, Vec<i32>)> {
+        self.stepper.infer(|tape| -> engine::Result<(Vec<f32>, Vec<i32>)> {
             let x = tape.buffer(input)?;
             let (tokens, pixels) = agent.tokenizer.reconstruct(tape, x)?;
             Ok((tape.read(pixels)?, tape.read(tokens)?))
-        })?;
-        Ok((to_bytes(&pixels), tokens))
+        })
     }
 }
 
@@ -88,7 +94,7 @@ impl Scenes<'_> {
             let mut frame = vec![0; self.frame_size().pow(2) * 3];
             self.replay.frame(record, &mut frame)?;
             let step = self.replay.record(record)?;
-            Ok(Cell { frame, reward: step.reward, end: step.ended() })
+            Ok(Cell { frame, reward: step.reward, end: step.ended(), given: false })
         };
         (record..end).map(cell).collect()
     }
@@ -114,48 +120,18 @@ impl Scenes<'_> {
         key: Key,
         mut progress: impl FnMut(usize),
     ) -> Result<Vec<Vec<Cell>>> {
-        let mut frames = Vec::with_capacity(records.len());
-        for &record in records {
-            let before = self.before(record);
-            let cells = self.recorded(record - before, before + 1)?;
-            frames.push(cells.into_iter().flat_map(|cell| cell.frame).collect());
-        }
-        let mut rows: Vec<Vec<Cell>> = vec![Vec::new(); records.len()];
-        let mut dream = Dream::from_frames(self.device, self.agent, &frames, self.burn_in, key)?;
-        let mut seen: Vec<Vec<u8>> = dream.look(self.agent)?.into_iter().map(|frame| frame.pixels).collect();
-        let mut unfinished = Some(dream);
-        for t in 0..horizon {
-            let given;
-            let action = match acting {
-                Acting::Policy { temperature } => Action::Policy { temperature },
-                Acting::Given(actions) => {
-                    given = vec![actions.get(t).copied().unwrap_or_default(); records.len()];
-                    Action::Given(&given)
-                }
-            };
-            let last = t + 1 == horizon;
-            let moments = match (last, unfinished.take()) {
-                (false, Some(mut dream)) => {
-                    let moments = dream.step(self.agent, action, Asked::default())?;
-                    unfinished = Some(dream);
-                    moments
-                }
-                (true, Some(dream)) => dream.finish(self.agent, action, Asked::default())?,
-                (_, None) => Vec::new(),
-            };
-            for (row, (moment, frame)) in rows.iter_mut().zip(moments.into_iter().zip(&mut seen)) {
-                let next = moment.next.map_or(Vec::new(), |next| next.pixels);
-                let frame = std::mem::replace(frame, next);
-                if row.last().is_none_or(|cell| !cell.end) {
-                    row.push(Cell { frame, reward: moment.reward, end: moment.end });
-                }
-            }
-            progress(t + 1);
-            if rows.iter().all(|row| row.last().is_some_and(|cell| cell.end)) {
-                break;
-            }
-        }
-        Ok(rows)
+        let starts = records.iter().map(|record| self.stretch(*record, 1)).collect::<Result<Vec<_>>>()?;
+        let rollout =
+            Rollout { device: self.device, agent: self.agent, burn_in: self.burn_in, context: None };
+        Ok(rollout.dreams(&starts, horizon, acting, key, &mut progress)?)
+    }
+
+    /// At most `steps` recorded steps from `record` on, and those before it that warm the policy up.
+    pub fn stretch(&self, record: usize, steps: usize) -> Result<Stretch> {
+        let before = self.before(record);
+        let cells = self.recorded(record - before, before + steps)?;
+        let actions = self.recorded_actions(record - before, before + steps)?;
+        Ok(Stretch { cells, actions, before })
     }
 
     /// Steps of the episode before a record, at most as many as the policy is warmed up with.
@@ -166,7 +142,7 @@ impl Scenes<'_> {
 
     /// The actions recorded from `record` on, as many as there are.
     pub fn recorded_actions(&self, record: usize, steps: usize) -> Result<Vec<usize>> {
-        let count = self.recorded(record, steps)?.len();
-        (record..record + count).map(|r| Ok(self.replay.record(r)?.action as usize)).collect()
+        let end = self.episode(record).map_or(record, |e| e.start + e.len).min(record + steps);
+        (record..end).map(|r| Ok(self.replay.record(r)?.action as usize)).collect()
     }
 }

@@ -287,3 +287,66 @@ fn attention_sums_to_1_and_sees_no_future() -> Result<()> {
     assert_ne!(a.attention, b.attention);
     Ok(())
 }
+
+/// The world model has seen z_0, a_0, z_1, a_1, z_2 and the policy the frames, before and after the context window slides.
+#[test]
+fn a_conditioned_dream_has_seen_the_frames_and_actions() -> Result<()> {
+    let device = Device::under_test(2)?;
+    let agent = Agent::new(&device, &with_window(4), 1)?;
+    let mut rng = Rng::new(Key::new(2, 2));
+    let frames: Vec<Vec<u8>> =
+        (0..3).map(|_| (0..8 * 8 * 3).map(|_| rng.below(256) as u8).collect()).collect();
+    let mut dream = Dream::from_frames(&device, &agent, &frames[..1], 0, Key::new(1, 0))?;
+    let mut tokens = vec![dream.look(&agent)?.remove(0).tokens];
+    for (action, frame) in [(4, &frames[1]), (2, &frames[2])] {
+        tokens.push(dream.condition(&agent, &[action], std::slice::from_ref(frame))?.remove(0).tokens);
+    }
+    let asked = Asked { logits: true, attention: false };
+    let moment = dream.step(&agent, Action::Given(&[3]), asked)?.remove(0);
+    let got = moment.logits.unwrap();
+
+    let memory = agent.world_model.memory(&device, 1)?;
+    let codes: Vec<_> =
+        tokens.iter().map(|codes| Ok((device.buffer::<i32>("z", [1, K])?, codes))).collect::<Result<_>>()?;
+    codes.iter().try_for_each(|(buffer, codes)| buffer.write(codes))?;
+    let actions = device.buffer::<i32>("a", [3])?;
+    actions.write(&[4, 2, 3])?;
+    let (rewards, ends) = Stepper::new(&device, Key::new(0, 0)).infer(|tape| -> Result<_> {
+        let actions = tape.buffer(&actions)?;
+        let mut thought = None;
+        for (t, (code, _)) in codes.iter().enumerate() {
+            let code = tape.buffer(code)?;
+            agent.world_model.see_tokens(tape, &memory, t * (K + 1), code)?;
+            let action = tape.slice(actions, 0, t, t + 1)?;
+            thought = Some(agent.world_model.see_action(tape, &memory, t * (K + 1) + K, action)?);
+        }
+        let (rewards, ends) = agent.world_model.consequences(tape, thought.unwrap())?;
+        Ok((tape.read::<f32>(rewards)?, tape.read::<f32>(ends)?))
+    })?;
+    assert_eq!((got.rewards, got.ends), (rewards, ends));
+
+    // The policy remembers the same as after two burn-in frames.
+    let mut warm = Dream::from_frames(&device, &agent, &[frames.concat()], 2, Key::new(1, 0))?;
+    let after = warm.step(&agent, Action::Given(&[3]), asked)?.remove(0);
+    let close = |a: f32, b: f32| assert!((a - b).abs() < 1e-5, "{a} {b}");
+    close(after.value, moment.value);
+    after.action_probabilities.iter().zip(&moment.action_probabilities).for_each(|(a, b)| close(*a, *b));
+    // Without the context the world model expects something else.
+    assert_ne!(after.reward_probabilities, moment.reward_probabilities);
+
+    // What really happened may go on beyond the context window, and a dream put back goes the same way.
+    let before = dream.snapshot(&agent)?;
+    let go_on = |dream: &mut Dream| -> Result<_> {
+        for frame in frames.iter().chain(&frames) {
+            dream.condition(&agent, &[1], std::slice::from_ref(frame))?;
+        }
+        play(dream, &agent, 3)
+    };
+    let once = go_on(&mut dream)?;
+    dream.put_back(&before)?;
+    assert_eq!(go_on(&mut dream)?, once);
+    assert!(dream.condition(&agent, &[5], &frames[..1]).is_err());
+    assert!(dream.condition(&agent, &[0], &frames[..2]).is_err());
+    assert!(dream.condition(&agent, &[0], &[vec![0; 7]]).is_err());
+    Ok(())
+}

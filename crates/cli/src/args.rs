@@ -65,6 +65,7 @@ pub enum Command {
     Train(TrainArgs),
     Eval(EvalArgs),
     Dream(DreamArgs),
+    Reconstruct(ReconstructArgs),
     Record(RecordArgs),
     /// List the games, with their rules and reference scores.
     Envs,
@@ -178,14 +179,28 @@ pub struct TrainArgs {
 
 /// Roll a trained world model out and draw what it imagines.
 ///
-/// Starts from a frame of the run's replay and lets the world model imagine what follows. Writes `dream.png`, one row per future, and `dream.gif`, the same
-/// as an animation.
+/// Starts from a frame of the run's replay, or of an evaluation game (temperature 0.5) that is played first: with `--test`, and always for an imported
+/// agent, which needs `--env GAME`. Writes `dream.png`, one row per future, and `dream.gif`, the same as an animation.
 ///
-/// The first row (or place) is what really followed. A yellow bar under a frame is a reward, a blue one a penalty, a red border the end. The run may be going on.
+/// The first row (or place) is what really followed. A yellow bar under a frame is a reward, a blue one a penalty, a red border the end, a green one a
+/// frame that the dream was conditioned on. The run may be going on.
 #[derive(clap::Args)]
 pub struct DreamArgs {
-    /// Folder of the run.
+    /// Run folder, or the folder of an imported agent.
     pub run: PathBuf,
+
+    /// Play this game and start from it; an imported agent needs it.
+    #[arg(long, value_name = "GAME")]
+    pub env: Option<String>,
+
+    /// Start from an evaluation game, whose frames the run never trained on; the seed chooses the game.
+    #[arg(long)]
+    pub test: bool,
+
+    /// Frames to condition on: the world model sees them with the actions between them, the policy the same frames and none before; the paper's figure 3
+    /// has 2. By default one frame, before which the policy sees its burn-in frames as in training.
+    #[arg(long, value_name = "C", value_parser = up_to(1000))]
+    pub context: Option<usize>,
 
     /// Who acts: `policy`, `recorded` for the actions that were really taken, or names of actions such as `left,left,stay`, of which the last is repeated.
     #[arg(long, default_value = "policy")]
@@ -195,11 +210,11 @@ pub struct DreamArgs {
     #[arg(long, default_value_t = Self::FUTURES, value_parser = up_to(100))]
     pub futures: usize,
 
-    /// Imagined steps; by default as many as the world model remembers.
+    /// Imagined steps; by default as many as the world model remembers beside the context.
     #[arg(long, value_parser = up_to(10_000))]
     pub steps: Option<usize>,
 
-    /// Number of the step in the replay to start from; chosen by the seed if not given.
+    /// Number of the step in the replay or the game to start from; chosen by the seed if not given.
     #[arg(long)]
     pub from: Option<usize>,
 
@@ -262,10 +277,39 @@ pub struct PlayerArgs {
     pub device: DeviceArgs,
 }
 
+/// Draw frames of a game above what the tokenizer of each agent keeps of them.
+///
+/// The first agent plays an evaluation game (temperature 0.5), whose frames are encoded and decoded by every agent. Prints for each agent the mean
+/// absolute (L1) and squared error of pixels from 0 to 1, and how many of its tokens occur in the frames (the paper's figure 9).
+#[derive(clap::Args)]
+pub struct ReconstructArgs {
+    /// Run folders, or folders of imported agents, all with the same frame size.
+    #[arg(required = true, value_name = "AGENT")]
+    pub agents: Vec<PathBuf>,
+
+    /// The game; by default that of the first run.
+    #[arg(long, value_name = "GAME")]
+    pub env: Option<String>,
+
+    /// Frames, evenly spread over the game's first 1,000 steps.
+    #[arg(long, default_value_t = 10, value_parser = up_to(200))]
+    pub frames: usize,
+
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+
+    /// PNG to write.
+    #[arg(long, default_value = "reconstructions.png")]
+    pub out: PathBuf,
+
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
 /// Play one game with a trained agent and write it as an animation.
 ///
-/// The GIF shows the game as a person sees it beside what the agent sees of it. A yellow bar under them is a reward, a blue one a
-/// penalty, a red border the end.
+/// The GIF has three panels: the game as a person sees it, the frame that the network gets, and what is left of it after encoding and decoding, which is
+/// what the policy sees. A yellow bar under them is a reward, a blue one a penalty, a red border the end.
 #[derive(clap::Args)]
 pub struct RecordArgs {
     #[command(flatten)]
@@ -274,6 +318,14 @@ pub struct RecordArgs {
     /// GIF to write.
     #[arg(long, default_value = "episode.gif")]
     pub out: PathBuf,
+
+    /// Steps per second. The time of a step is rounded to hundredths of a second; 15 steps are a second of Atari.
+    #[arg(long, default_value_t = 15, value_parser = value_parser!(u16).range(1..=50))]
+    pub fps: u16,
+
+    /// Write step, action, reward, the critic's value and the return so far above the panels.
+    #[arg(long)]
+    pub header: bool,
 
     /// Steps after which the recording stops.
     #[arg(long, default_value_t = 1000, value_parser = up_to(30_000))]

@@ -14,7 +14,7 @@ use crate::source::Source;
 use crate::words::counted;
 
 pub fn run(args: EvalArgs) -> Result<()> {
-    let Source { device, agent, game } = Source::load(&args.player)?;
+    let Source { device, agent, game, .. } = Source::load(&args.player)?;
     let mut player = Player::new(&device, &agent, args.episodes.min(32))?;
     let key = Key::new(evaluation_seed(args.player.seed), 1);
     let progress = Progress::new("games", args.episodes);

@@ -15,6 +15,7 @@ pub mod fuzzing;
 mod output;
 mod pace;
 mod progress;
+mod reconstruct;
 mod record;
 mod report;
 mod selftest;
@@ -56,6 +57,7 @@ fn run(command: args::Command) -> Result<Ended> {
     match command {
         args::Command::Train(args) => return train::run(args),
         args::Command::Eval(args) => eval::run(args)?,
+        args::Command::Reconstruct(args) => reconstruct::run(args)?,
         args::Command::Record(args) => record::run(args)?,
         args::Command::Dream(args) => dream::run(args)?,
         args::Command::Envs => list_games(),

@@ -1,34 +1,44 @@
 //! Loads the agent that a command uses: from a run, or from a folder that `iris import` made.
 
+use std::path::Path;
+
 use agent::Agent;
 use agent::train::Run;
 use anyhow::{Result, bail};
 use engine::Device;
 use envs::{Game, Purpose};
 
-use crate::args::PlayerArgs;
+use crate::args::{DeviceArgs, PlayerArgs};
 use crate::output::{tell, warn};
+
+/// Burn-in frames of the paper's table 4.
+const PAPER_BURN_IN: usize = 20;
 
 /// An agent, where it computes, and the game it plays.
 pub struct Source {
     pub device: Device,
     pub agent: Agent,
     pub game: Game,
+    /// Frames that the policy was warmed up with in training; the paper's for an agent without a run.
+    pub burn_in: usize,
 }
 
 impl Source {
     /// The agent that was asked for; a run has a game of its own.
     pub fn load(args: &PlayerArgs) -> Result<Source> {
-        let device = args.device.open()?;
-        let (folder, env) = (args.run.as_path(), args.env.as_deref());
-        let (agent, game) = match (Agent::is_in(folder), env) {
-            (true, Some(env)) => (Agent::load(&device, folder)?.0, Game::find(env)?),
+        Source::open(&args.run, args.env.as_deref(), &args.device)
+    }
+
+    pub fn open(folder: &Path, env: Option<&str>, on: &DeviceArgs) -> Result<Source> {
+        let device = on.open()?;
+        let (agent, game, burn_in) = match (Agent::is_in(folder), env) {
+            (true, Some(env)) => (Agent::load(&device, folder)?.0, Game::find(env)?, PAPER_BURN_IN),
             (true, None) => {
                 bail!("{} holds an agent without the name of its game: add --env GAME", folder.display())
             }
             (false, _) => {
                 let (config, agent) = Run::newest_agent(&device, folder, warn)?;
-                (agent, Game::find(env.unwrap_or(&config.env))?)
+                (agent, Game::find(env.unwrap_or(&config.env))?, config.actor_critic.burn_in)
             }
         };
         let env = game.make(Purpose::Evaluate, agent.config.tokenizer.frame_size)?;
@@ -36,10 +46,10 @@ impl Source {
         if known != needed {
             bail!("the agent in {} knows {known} actions, but {} has {needed}", folder.display(), game.name);
         }
-        tell!("{} on {}", game.name, args.device.describe(&device));
+        tell!("{} on {}", game.name, on.describe(&device));
         if let Some(variant) = game.variant() {
             tell!("{}: {variant}", game.name);
         }
-        Ok(Source { device, agent, game })
+        Ok(Source { device, agent, game, burn_in })
     }
 }

@@ -6,13 +6,15 @@ use engine::Rng;
 
 use super::phase::Stream;
 use super::{Result, TrainError, Trainer};
-use crate::Acting;
 use crate::files::{FileError, failed};
 use crate::picture::{Picture, Row, write_gif};
 use crate::scenes::{SceneError, Scenes};
+use crate::{Acting, Rollout};
 
 /// Frames of a strip of reconstructions.
 const FRAMES: usize = 10;
+/// Frames that `foresight.png` conditions on, as in the paper's figure 3.
+const CONTEXT: usize = 2;
 /// Dreams in a picture.
 const DREAMS: usize = 4;
 /// Steps of an episode that are shown.
@@ -25,7 +27,7 @@ impl Trainer {
     ///
     /// - `reconstructions.png`: frames of the replay above what is left of them after encoding and decoding
     /// - `episode.gif`: the newest finished episode beside what the agent saw of it
-    /// - `foresight.png`: a recorded stretch above the world model's dream of it, from its first frame and its actions alone
+    /// - `foresight.png`: a recorded stretch above the world model's dream of it, from its first two frames and its actions alone
     /// - `dream.png`, `dream.gif`: the policy acting in dreams
     ///
     /// Whether the tokenizer can tell frames apart: false if several that differ have the same tokens, all of them.
@@ -70,13 +72,18 @@ impl Trainer {
         if self.config.world_model.schedule.start_after <= epoch {
             let horizon = self.config.agent.world_model.steps;
             let start = scenes.choose_start(&mut rng, horizon);
-            let recorded = scenes.recorded(start, horizon)?;
-            let actions = scenes.recorded_actions(start, horizon)?;
-            let dreamt = scenes.dreams(&[start], actions.len(), Acting::Given(&actions), key, |_| {})?;
-            let mut rows = vec![Row::new("recorded", recorded)];
-            rows.extend(
-                dreamt.into_iter().map(|cells| Row::new("dreamt from its first frame and actions", cells)),
-            );
+            let stretch = scenes.stretch(start, horizon)?;
+            let (followed, actions) = stretch.followed();
+            let (steps, context) = (followed.len(), CONTEXT.min(followed.len()).max(1));
+            // Nobody asks the policy, so it need not be warmed up.
+            let cold =
+                Rollout { device: &self.device, agent: &self.agent, burn_in: 0, context: Some(context) };
+            let acting = Acting::Given(actions.get(context - 1..).unwrap_or_default());
+            let starts = [stretch.from(stretch.before, steps, 0)];
+            let dreamt = cold.dreams(&starts, steps, acting, key, |_| {})?;
+            let mut rows = vec![Row::new("recorded", stretch.marked(context))];
+            let caption = "dreamt from the given frames and all actions";
+            rows.extend(dreamt.into_iter().map(|cells| Row::new(caption, cells)));
             strip("foresight.png", &rows)?;
             let starts: Vec<usize> = (0..DREAMS).map(|_| self.replay.sample_step(&mut rng)).collect();
             let dreams = scenes.dreams(&starts, horizon, Acting::Policy { temperature: 1.0 }, key, |_| {})?;

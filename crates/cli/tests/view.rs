@@ -1,0 +1,191 @@
+//! Looking at agents with the real binary: dreams of runs and of imported agents, contexts, reconstructions, recordings.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use common::{Scratch, iris, stderr, train};
+
+const GREEN: [u8; 3] = [0, 158, 115];
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", stderr(output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A PNG's width and RGB pixels.
+fn pixels(path: &Path) -> (usize, Vec<[u8; 3]>) {
+    let file = std::fs::File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let mut reader = png::Decoder::new(std::io::BufReader::new(file)).read_info().unwrap();
+    let mut bytes = vec![0; reader.output_buffer_size().unwrap()];
+    let info = reader.next_frame(&mut bytes).unwrap();
+    (info.width as usize, bytes.as_chunks::<3>().0.to_vec())
+}
+
+/// Which cells of a row of a strip have a green border: rows of 118 pixels (caption, border, frame of 96, bar), cells of 102.
+fn given(path: &Path, row: usize) -> Vec<usize> {
+    let (width, pixels) = pixels(path);
+    (0..width / 102).filter(|cell| pixels[(row * 118 + 11) * width + cell * 102] == GREEN).collect()
+}
+
+fn imported(scratch: &Scratch) -> PathBuf {
+    let agent = scratch.0.join("agent");
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints/tiny.pt");
+    stdout(&iris().arg("import").arg(tiny).arg("--out").arg(&agent).output().unwrap());
+    agent
+}
+
+#[test]
+fn runs_dream_from_evaluation_games_and_contexts() {
+    let scratch = Scratch::new("contexts");
+    let run = scratch.0.join("run");
+    assert!(train(&run, &["epochs=2"]).status.success());
+    assert_eq!(given(&run.join("media/000002/foresight.png"), 0), [0, 1]);
+    assert_eq!(given(&run.join("media/000002/foresight.png"), 1), [0, 1]);
+    assert_eq!(given(&run.join("media/000002/dream.png"), 0), [0; 0]);
+    let dream = |arguments: &[&str]| iris().arg("dream").arg(&run).args(arguments).output().unwrap();
+    for (arguments, name, marked) in [
+        (&["--from", "5"][..], "from5-seed0", &[][..]),
+        (&["--from", "5", "--context", "3"], "from5-seed0-context3", &[0, 1, 2]),
+        (&["--test", "--from", "2"], "test-from2-seed0", &[0]),
+        (
+            &["--test", "--from", "2", "--context", "2", "--actions", "recorded"],
+            "test-from2-seed0-context2-recorded",
+            &[0, 1],
+        ),
+        (
+            &["--env", "arcade/catch", "--from", "0", "--context", "2"],
+            "test-arcade-catch-from0-seed0-context2",
+            &[0, 1],
+        ),
+    ] {
+        let said = stdout(&dream(arguments));
+        let picture = run.join("dreams").join(name).join("dream.png");
+        assert!(said.starts_with("what followed  ") && said.contains("future 4"), "{said}");
+        assert_eq!(given(&picture, 0), marked, "{arguments:?}");
+        assert_eq!(given(&picture, 1), marked, "{arguments:?}");
+        assert!(picture.with_extension("gif").exists());
+    }
+    // Another seed plays another game; the same one the same.
+    let test = |seed: &str| {
+        let out = scratch.0.join("out");
+        let arguments = ["--test", "--from", "0", "--steps", "4", "--seed", seed, "--out"];
+        stdout(&dream(&[&arguments[..], &[out.to_str().unwrap()]].concat()));
+        std::fs::read(out.join("dream.png")).unwrap()
+    };
+    assert!(test("1") == test("1"));
+    assert!(test("1") != test("2"));
+    for (arguments, answer) in [
+        (&["--context", "99"][..], "--context is at most"),
+        (&["--test", "--from", "99999"], "--from 99999 is after the end of the game, which lasted"),
+        (&["--env", "no/such"], "no/such"),
+    ] {
+        let output = dream(arguments);
+        assert!(!output.status.success() && stderr(&output).contains(answer), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn an_imported_agent_dreams() {
+    let scratch = Scratch::new("imported-dream");
+    let agent = imported(&scratch);
+    let dream = |arguments: &[&str]| iris().arg("dream").arg(&agent).args(arguments).output().unwrap();
+    let refused = dream(&[]);
+    assert!(!refused.status.success() && stderr(&refused).contains("add --env GAME"), "{}", stderr(&refused));
+    let said = stdout(&dream(&["--env", "arcade/catch", "--from", "1", "--context", "2"]));
+    assert!(said.contains("future 4"), "{said}");
+    let picture = agent.join("dreams/test-arcade-catch-from1-seed0-context2/dream.png");
+    assert_eq!(given(&picture, 1), [0, 1]);
+    for actions in ["recorded", "left,right", "policy"] {
+        let said = stdout(&dream(&["--env", "arcade/catch", "--actions", actions, "--steps", "7"]));
+        assert!(said.contains("future 1"), "{said}");
+    }
+}
+
+#[test]
+fn agents_reconstruct_the_same_frames() {
+    let scratch = Scratch::new("reconstruct");
+    let (run, other) = (scratch.0.join("run"), scratch.0.join("other"));
+    assert!(train(&run, &["epochs=1"]).status.success());
+    assert!(train(&other, &["epochs=1", "--seed", "3"]).status.success());
+    let picture = scratch.0.join("new/figure9.png");
+    let mut command = iris();
+    command.arg("reconstruct").args([&run, &other, &run]).args(["--frames", "6", "--out"]).arg(&picture);
+    let said = stdout(&command.output().unwrap());
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(
+        lines[0].starts_with("agent ") && lines[0].ends_with("L1  squared error  distinct tokens"),
+        "{said}"
+    );
+    // The same agent twice, and another one.
+    let numbers = |line: &str| line.split_whitespace().skip(1).map(String::from).collect::<Vec<_>>();
+    assert!(lines[1] == lines[3] && numbers(lines[1]) != numbers(lines[2]), "{said}");
+    let (width, drawn) = pixels(&picture);
+    assert_eq!((width, drawn.len() / width), (6 * 102, 4 * 118 + 11));
+
+    // The numbers are those of the picture, but for the rounding of its pixels to bytes.
+    let frame = |row: usize, cell: usize| {
+        let at = move |y: usize, x: usize| (row * 118 + 11 + 3 + y) * width + cell * 102 + 3 + x;
+        (0..96).flat_map(move |y| (0..96).map(move |x| at(y, x)))
+    };
+    let values = |row: usize| -> Vec<f64> {
+        let pixels = (0..6).flat_map(|cell| frame(row, cell)).flat_map(|at| drawn[at]);
+        pixels.map(|byte| f64::from(byte) / 255.0).collect()
+    };
+    let (original, kept) = (values(0), values(1));
+    let mean = |f: fn(f64) -> f64| {
+        original.iter().zip(&kept).map(|(a, b)| f(a - b)).sum::<f64>() / original.len() as f64
+    };
+    let numbers: Vec<f64> = numbers(lines[1]).iter().take(2).map(|n| n.parse().unwrap()).collect();
+    assert!((numbers[0] - mean(f64::abs)).abs() < 0.002, "{numbers:?}");
+    assert!((numbers[1] - mean(|d| d * d)).abs() < 0.002, "{numbers:?}");
+
+    // Frames of 8 and 32 pixels are not compared; an imported agent alone is drawn.
+    let agent = imported(&scratch);
+    let refused = iris().arg("reconstruct").args([&run, &agent]).arg("--out").arg(&picture).output().unwrap();
+    assert!(stderr(&refused).contains("sees frames of 8 x 8 pixels"), "{}", stderr(&refused));
+    let mut command = iris();
+    command.arg("reconstruct").arg(&agent).args(["--env", "arcade/catch", "--out"]).arg(&picture);
+    assert!(stdout(&command.output().unwrap()).contains(" of 5\n"));
+    let refused = iris().arg("reconstruct").arg(&run).args(["--out", "a.gif"]).output().unwrap();
+    assert!(stderr(&refused).contains("name a file that ends in .png, not a.gif"), "{}", stderr(&refused));
+}
+
+/// Width, height, delays in hundredths of a second.
+fn gif_shape(path: &Path) -> (usize, usize, Vec<u16>) {
+    let mut reader = gif::DecodeOptions::new().read_info(std::fs::File::open(path).unwrap()).unwrap();
+    let (width, height) = (reader.width() as usize, reader.height() as usize);
+    let mut delays = Vec::new();
+    while let Some(frame) = reader.read_next_frame().unwrap() {
+        delays.push(frame.delay);
+    }
+    (width, height, delays)
+}
+
+#[test]
+fn recordings_have_three_panels_and_a_header() {
+    let scratch = Scratch::new("panels");
+    let agent = imported(&scratch);
+    let record = |name: &str, arguments: &[&str]| {
+        let out = scratch.0.join(name);
+        let mut command = iris();
+        command.arg("record").arg(&agent).args(["--env", "arcade/catch", "--steps", "5"]);
+        let output = command.args(arguments).arg("--out").arg(&out).output().unwrap();
+        (output, out)
+    };
+    let shape = |name: &str, arguments: &[&str]| {
+        let (output, out) = record(name, arguments);
+        (stdout(&output).lines().next().unwrap().to_string(), gif_shape(&out))
+    };
+    let (said, plain) = shape("plain.gif", &[]);
+    // Three frames of 8 pixels, each twelve times as large, in three pixels of border.
+    assert_eq!(plain, (3 * 96 + 4 * 3, 11 + 96 + 6 + 5 + 11, vec![7; 5]));
+    let (again, with) = shape("header.gif", &["--header", "--fps", "10"]);
+    assert_eq!(with, (plain.0, plain.1 + 2 * 11, vec![10; 5]));
+    // The header changes nothing about the game.
+    assert_eq!(again, said);
+    let (refused, out) = record("fast.gif", &["--fps", "51"]);
+    assert!(stderr(&refused).contains("51 is not in 1..=50") && !out.exists(), "{}", stderr(&refused));
+}
