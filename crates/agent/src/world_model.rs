@@ -178,7 +178,7 @@ impl WorldModel {
             return Err(Error::ShapeMismatch { op: OP, lhs: tokens.shape(), rhs: actions.shape(), rule });
         }
         let (params, width) = (self.params(), self.config.width);
-        let dropout = if train { self.config.dropout } else { 0.0 };
+        let [embedding, attention, residual] = if train { self.config.dropout() } else { [0.0; 3] };
         let (token_table, action_table) =
             (tape.param(params, self.token_table)?, tape.param(params, self.action_table)?);
         // [B, L, K, D] and [B, L, 1, D] -> [B, L * (K + 1), D]
@@ -189,9 +189,9 @@ impl WorldModel {
         let x = tape.reshape(x, [batch, steps * (k + 1), width])?;
         let positions = tape.param(params, self.positions)?;
         let x = tape.add_positions(x, positions, 0)?;
-        let mut x = tape.dropout(x, dropout)?;
+        let mut x = tape.dropout(x, embedding)?;
         for block in &self.blocks {
-            x = block.forward(tape, params, self.config.heads, dropout, x)?;
+            x = block.forward(tape, params, self.config.heads, [attention, residual], x)?;
         }
         let hidden = self.final_norm.layer(tape, params, x)?;
 
@@ -354,20 +354,20 @@ impl Block {
         tape: &mut Tape,
         params: &Params,
         heads: usize,
-        dropout: f32,
+        [attention, residual]: [f32; 2],
         x: Tensor,
     ) -> Result<Tensor> {
         let h = self.norm1.layer(tape, params, x)?;
         let q = self.query.forward(tape, params, h)?;
         let k = self.key.forward(tape, params, h)?;
         let v = self.value.forward(tape, params, h)?;
-        let h = tape.causal_attention(q, k, v, heads, dropout)?;
+        let h = tape.causal_attention(q, k, v, heads, attention)?;
         let h = self.projection.forward(tape, params, h)?;
-        let x = tape.dropout_residual(h, dropout, x)?;
+        let x = tape.dropout_residual(h, residual, x)?;
         let h = self.norm2.layer(tape, params, x)?;
         let h = self.expand.activated(tape, params, h, Activation::Gelu)?;
         let h = self.contract.forward(tape, params, h)?;
-        tape.dropout_residual(h, dropout, x)
+        tape.dropout_residual(h, residual, x)
     }
 
     fn cached(
