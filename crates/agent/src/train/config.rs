@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Phase;
+use super::{InitConfig, Phase};
 use crate::{AgentConfig, ConfigError, Returns};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -18,6 +18,7 @@ pub struct TrainConfig {
     /// Number of epochs; each plays, then updates the networks (see `collection` and the three schedules).
     pub epochs: usize,
     pub agent: AgentConfig,
+    pub init: InitConfig,
     pub collection: CollectionConfig,
     pub tokenizer: TokenizerTraining,
     pub world_model: WorldModelTraining,
@@ -33,6 +34,7 @@ impl Default for TrainConfig {
             seed: 0,
             epochs: 600,
             agent: AgentConfig::default(),
+            init: InitConfig::default(),
             collection: CollectionConfig::default(),
             tokenizer: TokenizerTraining::default(),
             world_model: WorldModelTraining::default(),
@@ -78,6 +80,7 @@ impl TrainConfig {
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.agent.validate().map_err(|e| e.within("agent"))?;
         self.check_finite()?;
+        self.init.validate().map_err(|e| e.within("init"))?;
         for (phase, schedule) in self.schedules() {
             schedule.validate().map_err(|e| e.within("schedule").within(phase.name()))?;
         }
