@@ -14,7 +14,7 @@ fn parameter(run: &Path, epoch: usize, name: &str) -> Vec<u8> {
     SafeTensors::deserialize(&bytes).unwrap().tensor(name).unwrap().data().to_vec()
 }
 
-/// The tokenizer goes to a game with other actions; the source is gone when the run is continued.
+/// The tokenizer goes to another game and a smaller world model; the source is gone when the run is continued.
 #[test]
 fn a_tokenizer_moves_to_another_game() {
     let scratch = Scratch::new("init");
@@ -26,11 +26,18 @@ fn a_tokenizer_moves_to_another_game() {
     assert!(!std::fs::read_to_string(source.join("metrics.jsonl")).unwrap().contains("evaluation"));
 
     let from = source.to_str().unwrap();
-    let game = ["--env", "arcade/breakout", "--init", from, "tokenizer.schedule.start_after=9"];
+    let game = [
+        "--env",
+        "arcade/breakout",
+        "--init",
+        from,
+        "tokenizer.schedule.start_after=9",
+        "agent.world_model.width=32",
+    ];
     let refused = train(&run, &[&short[..], &game].concat());
     let said = stderr(&refused);
     assert!(
-        !refused.status.success() && said.contains("`embedder.embedding_tables.0.weight` has shape ["),
+        !refused.status.success() && said.contains("`transformer.blocks.0.ln1.weight` has shape [64] in "),
         "{said}"
     );
     assert!(said.contains("leave the world_model out of init.parts"), "{said}");

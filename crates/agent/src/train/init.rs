@@ -204,7 +204,7 @@ mod tests {
         assert_ne!(values(&untouched.tokenizer.network), values(&source.tokenizer.network));
 
         let mut groups = source.config.clone();
-        groups.tokenizer.groups = 1;
+        groups.tokenizer.groups = 2;
         let error = init.apply(&device, &Agent::new(&device, &groups, 7).unwrap(), |_| {}).unwrap_err();
         assert!(error.to_string().contains("agent.tokenizer.groups is"), "{error}");
         let mut layers = source.config.clone();
