@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::RewardModel;
+
 /// All three networks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -209,6 +211,9 @@ pub struct WorldModelConfig {
     pub residual_dropout: f32,
     /// Standard deviation of the initial linear and embedding weights.
     pub init_std: f32,
+    /// Rewards that the world model learns: "sign" for their signs, as in the reference release, "mse" for the rewards themselves by squared error, or
+    /// "symlog-bins" for a distribution over logarithmic bins, where rewards differ in size.
+    pub reward: RewardModel,
 }
 
 /// The keys as they may stand in a file: `dropout` stands for each of its three keys that is not there.
@@ -224,11 +229,13 @@ struct WorldModelKeys {
     attention_dropout: Option<f32>,
     residual_dropout: Option<f32>,
     init_std: f32,
+    reward: RewardModel,
 }
 
 impl Default for WorldModelKeys {
     fn default() -> WorldModelKeys {
-        let WorldModelConfig { steps, layers, heads, width, init_std, .. } = WorldModelConfig::default();
+        let WorldModelConfig { steps, layers, heads, width, init_std, reward, .. } =
+            WorldModelConfig::default();
         WorldModelKeys {
             steps,
             layers,
@@ -239,6 +246,7 @@ impl Default for WorldModelKeys {
             attention_dropout: None,
             residual_dropout: None,
             init_std,
+            reward,
         }
     }
 }
@@ -257,6 +265,7 @@ impl<'de> Deserialize<'de> for WorldModelConfig {
             attention_dropout: rate(keys.attention_dropout, usual.attention_dropout),
             residual_dropout: rate(keys.residual_dropout, usual.residual_dropout),
             init_std: keys.init_std,
+            reward: keys.reward,
         })
     }
 }
@@ -287,6 +296,7 @@ impl Default for WorldModelConfig {
             attention_dropout: 0.1,
             residual_dropout: 0.1,
             init_std: 0.02,
+            reward: RewardModel::Sign,
         }
     }
 }

@@ -143,11 +143,12 @@ impl Scenes<'_> {
                 (true, Some(dream)) => dream.finish(self.agent, action, Asked::default())?,
                 (_, None) => Vec::new(),
             };
+            let rewards = self.agent.config.world_model.reward;
             for (row, (moment, frame)) in rows.iter_mut().zip(moments.into_iter().zip(&mut seen)) {
                 let next = moment.next.map_or(Vec::new(), |next| next.pixels);
                 let frame = std::mem::replace(frame, next);
                 if row.last().is_none_or(|cell| !cell.end) {
-                    row.push(Cell { frame, reward: moment.reward, end: moment.end });
+                    row.push(Cell { frame, reward: rewards.shown(moment.reward), end: moment.end });
                 }
             }
             progress(t + 1);

@@ -8,8 +8,6 @@ use engine::{
 use crate::layers::{Builder, LAYER_NORM_EPSILON, Linear, LinearInit, Network, Norm};
 use crate::{TokenizerConfig, WorldModelConfig};
 
-/// Reward classes: the sign of the reward, plus one.
-pub(crate) const REWARDS: usize = 3;
 pub(crate) const ENDS: usize = 2;
 
 pub struct WorldModel {
@@ -34,7 +32,7 @@ pub struct WorldModelOutput {
     pub hidden: Tensor,
     /// [B, L * K, N]: prediction n is of frame token n + 1 of the flattened sequence.
     pub observations: Tensor,
-    /// [B, L, 3]
+    /// [B, L, R], with the R of [`RewardModel::outputs`](crate::RewardModel::outputs).
     pub rewards: Tensor,
     /// [B, L, 2]
     pub ends: Tensor,
@@ -47,8 +45,10 @@ pub struct WorldModelBatch {
     pub tokens: Tensor,
     /// i32 [B, L]
     pub actions: Tensor,
-    /// The sign of the reward plus one, i32 [B, L].
+    /// The sign of the reward plus one, i32 [B, L]; two bins [B, L, 2] where rewards are learnt as bins.
     pub rewards: Tensor,
+    /// Rewards [B, L], or the shares of the two bins [B, L, 2]; none where signs are learnt.
+    pub amounts: Option<Tensor>,
     /// i32 [B, L]
     pub ends: Tensor,
     /// i32 [B, L]
@@ -131,7 +131,7 @@ impl WorldModel {
             ))
         })?;
         let head_observations = Head::new(&mut b, "head_observations", width, tokenizer.vocabulary)?;
-        let head_rewards = Head::new(&mut b, "head_rewards", width, REWARDS)?;
+        let head_rewards = Head::new(&mut b, "head_rewards", width, config.reward.outputs())?;
         let head_ends = Head::new(&mut b, "head_ends", width, ENDS)?;
         Ok(WorldModel {
             config: config.clone(),
@@ -210,7 +210,7 @@ impl WorldModel {
         })
     }
 
-    /// Cross-entropy of next tokens, rewards and ends, summed; padded steps are ignored.
+    /// Cross-entropy of next tokens and ends and the loss of rewards, summed; padded steps are ignored.
     pub fn loss(&self, tape: &mut Tape, batch: &WorldModelBatch, train: bool) -> Result<WorldModelLosses> {
         let output = self.forward(tape, batch.tokens, batch.actions, train)?;
         let rows = batch.tokens.dims()[0];
@@ -219,8 +219,8 @@ impl WorldModel {
         let labels = tape.reshape(labels, [rows, output.observations.dims()[1]])?;
         let labels = tape.shift_labels(labels)?;
         let observations = tape.cross_entropy(output.observations, labels)?;
-        let labels = tape.mask_labels(batch.rewards, batch.mask)?;
-        let rewards = tape.cross_entropy(output.rewards, labels)?;
+        let rewards =
+            self.config.reward.loss(tape, output.rewards, batch.rewards, batch.amounts, batch.mask)?;
         let labels = tape.mask_labels(batch.ends, batch.mask)?;
         let ends = tape.cross_entropy(output.ends, labels)?;
         let total = tape.add(observations, rewards)?;
@@ -313,7 +313,7 @@ impl WorldModel {
         tape.decode_head(thought, &head)
     }
 
-    /// Logits of reward [B, n, 3] and end [B, n, 2], from the thoughts [B, n, D] after actions.
+    /// Outputs for the reward [B, n, R] and logits of the end [B, n, 2], from the thoughts [B, n, D] after actions.
     pub fn consequences(&self, tape: &mut Tape, thought: Tensor) -> Result<(Tensor, Tensor)> {
         let hidden = self.hidden(tape, thought)?;
         let rewards = self.head_rewards.forward(tape, self.params(), hidden)?;

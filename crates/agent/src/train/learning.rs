@@ -118,16 +118,22 @@ fn fill_sequences(
     truncation_ends: bool,
 ) -> Result<()> {
     let mut rows = vec![None; segments.len() * steps];
-    let [mut actions, mut rewards, mut ends, mut mask] = [(); 4].map(|()| vec![0i32; segments.len() * steps]);
+    let [mut actions, mut ends, mut mask] = [(); 3].map(|()| vec![0i32; segments.len() * steps]);
+    let reward_model = agent.config.world_model.reward;
+    let per_step = reward_model.classes();
+    let mut rewards = vec![0i32; rows.len() * per_step];
+    let mut amounts = vec![0f32; rows.len() * per_step];
     for (row, segment) in segments.iter().enumerate() {
         for step in 0..segment.len {
             let (record, at) = (segment.first + step, row * steps + segment.pad_before + step);
             rows[at] = Some(record);
             let Record { action, reward, terminated, truncated } = replay.record(record)?;
             let end = terminated || truncated && truncation_ends;
-            // The sign of the reward, plus one.
-            let class = 1 + i32::from(reward > 0.0) - i32::from(reward < 0.0);
-            (actions[at], rewards[at], ends[at], mask[at]) = (action as i32, class, i32::from(end), 1);
+            let (classes, shares) = reward_model.target(reward);
+            let place = at * per_step..(at + 1) * per_step;
+            rewards[place.clone()].copy_from_slice(&classes[..per_step]);
+            amounts[place].copy_from_slice(&shares[..per_step]);
+            (actions[at], ends[at], mask[at]) = (action as i32, i32::from(end), 1);
         }
     }
     cache.load_tokens(agent, replay, &rows, &batch.tokens)?;
@@ -135,6 +141,9 @@ fn fill_sequences(
         [(&batch.actions, actions), (&batch.rewards, rewards), (&batch.ends, ends), (&batch.mask, mask)]
     {
         buffer.write(&values)?;
+    }
+    if let Some(buffer) = &batch.amounts {
+        buffer.write(&amounts)?;
     }
     Ok(())
 }
