@@ -403,6 +403,8 @@ impl Watch {
 
 impl Observer for Watch {
     fn event(&mut self, event: Event) -> ControlFlow<()> {
+        // Before anything is printed: who answers a line with a signal finds the next step under way.
+        let stop = self.stop.is_asked_for();
         match event {
             Event::Progress { phase, done, total } => self.progress(phase, done, total),
             Event::Epoch { metrics, .. } => {
@@ -415,7 +417,7 @@ impl Observer for Watch {
             )),
             Event::Warning(warning) => warn(warning.to_string()),
         }
-        match self.stop.is_asked_for() {
+        match stop {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }

@@ -69,10 +69,10 @@ fn a_killed_run_finds_its_way_back_into_the_game() {
     };
     let output = record("atari/Qbert");
     assert!(output.status.success(), "{}", stderr(&output));
-    // The screen of 210x160 beside the frame of 64x64, three times as large, with three pixels around them.
+    // The screen of 210x160 beside the frame of 64x64, three times as large, with three pixels around them, a bar for rewards and two lines of text.
     let bytes = std::fs::read(&film).unwrap();
     let size = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-    assert_eq!((size(6), size(8)), (160 + 192 + 9, 210 + 6));
+    assert_eq!((size(6), size(8)), (160 + 192 + 9, 210 + 6 + 5 + 2 * 11));
     let output = record("atari/Breakout");
     assert!(
         !output.status.success() && stderr(&output).contains("knows 6 actions, but atari/Breakout has 4")
