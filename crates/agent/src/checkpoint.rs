@@ -74,6 +74,11 @@ pub enum CheckpointError {
     #[error("{path}: refused to read its pickle: {reason}")]
     Refused { path: PathBuf, reason: String },
 
+    #[error(
+        "{path}: `{name}` is not a causal mask; the agent was trained with another attention, such as the release's `block causal`, which this program does not have: train it with `attention: causal`"
+    )]
+    NotCausal { path: PathBuf, name: String },
+
     #[error("the reference release has no {key}, so this agent cannot be exported")]
     NotReferences { key: &'static str },
 

@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::RewardModel;
+
 /// All three networks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -101,9 +103,11 @@ impl AgentConfig {
             let rule = format!("which does not divide world_model.width {}", w.width);
             return Err(ConfigError::new("world_model.heads", w.heads, rule));
         }
-        if !(0.0..1.0).contains(&w.dropout) {
-            let rule = "but must be at least 0 and below 1";
-            return Err(ConfigError::new("world_model.dropout", w.dropout, rule));
+        for (key, rate) in WorldModelConfig::DROPOUT.iter().zip(w.dropout()) {
+            if !(0.0..1.0).contains(&rate) {
+                let rule = "but must be at least 0 and below 1";
+                return Err(ConfigError::new(&format!("world_model.{key}"), rate, rule));
+            }
         }
         if t.attention_sizes.contains(&0) {
             let sizes = format!("{:?}", t.attention_sizes);
@@ -188,7 +192,7 @@ impl TokenizerConfig {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorldModelConfig {
     /// Context window in steps (the paper's L).
@@ -199,13 +203,82 @@ pub struct WorldModelConfig {
     pub heads: usize,
     /// Embedding dimension.
     pub width: usize,
-    /// Dropout rate on embeddings, attention weights and both residual branches.
-    pub dropout: f32,
+    /// Dropout rate on embeddings. `dropout` sets this and the next two keys.
+    pub embedding_dropout: f32,
+    /// Dropout rate on attention weights.
+    pub attention_dropout: f32,
+    /// Dropout rate on both residual branches of a block.
+    pub residual_dropout: f32,
     /// Standard deviation of the initial linear and embedding weights.
     pub init_std: f32,
+    /// Rewards that the world model learns: "sign" for their signs, as in the reference release, "mse" for the rewards themselves by squared error, or
+    /// "symlog-bins" for a distribution over logarithmic bins, where rewards differ in size.
+    pub reward: RewardModel,
+}
+
+/// The keys as they may stand in a file: `dropout` stands for each of its three keys that is not there.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct WorldModelKeys {
+    steps: usize,
+    layers: usize,
+    heads: usize,
+    width: usize,
+    dropout: Option<f32>,
+    embedding_dropout: Option<f32>,
+    attention_dropout: Option<f32>,
+    residual_dropout: Option<f32>,
+    init_std: f32,
+    reward: RewardModel,
+}
+
+impl Default for WorldModelKeys {
+    fn default() -> WorldModelKeys {
+        let WorldModelConfig { steps, layers, heads, width, init_std, reward, .. } =
+            WorldModelConfig::default();
+        WorldModelKeys {
+            steps,
+            layers,
+            heads,
+            width,
+            dropout: None,
+            embedding_dropout: None,
+            attention_dropout: None,
+            residual_dropout: None,
+            init_std,
+            reward,
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for WorldModelConfig {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<WorldModelConfig, D::Error> {
+        let keys = WorldModelKeys::deserialize(deserializer)?;
+        let usual = WorldModelConfig::default();
+        let rate = |own: Option<f32>, usual: f32| own.or(keys.dropout).unwrap_or(usual);
+        Ok(WorldModelConfig {
+            steps: keys.steps,
+            layers: keys.layers,
+            heads: keys.heads,
+            width: keys.width,
+            embedding_dropout: rate(keys.embedding_dropout, usual.embedding_dropout),
+            attention_dropout: rate(keys.attention_dropout, usual.attention_dropout),
+            residual_dropout: rate(keys.residual_dropout, usual.residual_dropout),
+            init_std: keys.init_std,
+            reward: keys.reward,
+        })
+    }
 }
 
 impl WorldModelConfig {
+    /// The keys that `dropout` sets.
+    pub const DROPOUT: [&'static str; 3] = ["embedding_dropout", "attention_dropout", "residual_dropout"];
+
+    /// The rates, in the order of [`DROPOUT`](WorldModelConfig::DROPOUT).
+    pub fn dropout(&self) -> [f32; 3] {
+        [self.embedding_dropout, self.attention_dropout, self.residual_dropout]
+    }
+
     /// Width of the hidden layer between the two of a block's MLP.
     pub fn hidden(&self) -> usize {
         4 * self.width
@@ -214,7 +287,17 @@ impl WorldModelConfig {
 
 impl Default for WorldModelConfig {
     fn default() -> WorldModelConfig {
-        WorldModelConfig { steps: 20, layers: 10, heads: 4, width: 256, dropout: 0.1, init_std: 0.02 }
+        WorldModelConfig {
+            steps: 20,
+            layers: 10,
+            heads: 4,
+            width: 256,
+            embedding_dropout: 0.1,
+            attention_dropout: 0.1,
+            residual_dropout: 0.1,
+            init_std: 0.02,
+            reward: RewardModel::Sign,
+        }
     }
 }
 
@@ -234,5 +317,24 @@ pub struct ActorCriticConfig {
 impl Default for ActorCriticConfig {
     fn default() -> ActorCriticConfig {
         ActorCriticConfig { channels: vec![32, 32, 64, 64], hidden: 512, dense: 0, skip: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Configs and checkpoints of older versions have one key for the three rates.
+    #[test]
+    fn one_dropout_stands_for_three() {
+        let read = |json: &str| serde_json::from_str::<WorldModelConfig>(json).map(|config| config.dropout());
+        assert_eq!(read("{}").unwrap(), [0.1; 3]);
+        assert_eq!(read(r#"{"dropout": 0.3}"#).unwrap(), [0.3; 3]);
+        assert_eq!(read(r#"{"attention_dropout": 0.2, "dropout": 0.3}"#).unwrap(), [0.3, 0.2, 0.3]);
+        assert_eq!(read(r#"{"residual_dropout": 0.0}"#).unwrap(), [0.1, 0.1, 0.0]);
+        assert!(read(r#"{"droput": 0.3}"#).is_err());
+        let config = WorldModelConfig { attention_dropout: 0.5, steps: 3, ..WorldModelConfig::default() };
+        let json = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<WorldModelConfig>(&json).unwrap(), config);
     }
 }

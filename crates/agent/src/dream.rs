@@ -2,9 +2,10 @@
 
 use engine::{Buffer, Device, Error, Key, Result, StepId, Stepper};
 
+use crate::RewardModel;
 use crate::imagine::{Action, Details, Dreamer, State, copy_buffers};
 use crate::picture::to_bytes;
-use crate::world_model::{ENDS, REWARDS};
+use crate::world_model::ENDS;
 use crate::{Agent, AgentId, Memory};
 
 /// A batch of dreams in progress. Every step is the one that [`Dreamer::dream`] and training take, with the same random numbers; what is read here to
@@ -29,6 +30,8 @@ pub struct Dream {
     dreamer: Dreamer,
     /// Steps that the world model remembers, and that are kept to remind it.
     step: usize,
+    /// What the reward head's outputs mean.
+    reward: RewardModel,
     details: Details,
     /// The newest frame of every dream, [B, H, W, 3] in [0, 1].
     frame: Buffer,
@@ -45,10 +48,10 @@ pub struct Moment {
     pub action_probabilities: Vec<f32>,
     /// The discounted rewards that the critic expected before the action.
     pub value: f32,
-    /// Drawn by the world model: the sign of the reward.
+    /// The imagined reward; a sign drawn by the world model, where it learns signs.
     pub reward: f32,
     /// Of a negative reward, of none, of a positive one.
-    pub reward_probabilities: [f32; REWARDS],
+    pub reward_probabilities: [f32; 3],
     /// Drawn by the world model.
     pub end: bool,
     pub end_probability: f32,
@@ -198,10 +201,11 @@ impl Dream {
         Ok(Dream {
             dreamer: Dreamer::new(device, agent, batch, agent.config.world_model.steps, burn_in, key)?,
             step: 0,
+            reward: agent.config.world_model.reward,
             details: Details {
                 action_logits: rows("action logits", agent.config.actions)?,
                 values: device.buffer::<f32>("values", [batch])?,
-                reward_logits: rows("reward logits", REWARDS)?,
+                reward_logits: rows("reward logits", agent.config.world_model.reward.outputs())?,
                 end_logits: rows("end logits", ENDS)?,
                 token_logits: None,
                 with_tokens: false,
@@ -326,8 +330,7 @@ impl Dream {
                 ends: row(&end_logits, b),
                 tokens: row(&token_logits, b),
             };
-            let mut reward_probabilities = [0.0; REWARDS];
-            reward_probabilities.copy_from_slice(&softmax(&logits.rewards));
+            let reward_probabilities = self.reward.signs(&logits.rewards, softmax);
             Moment {
                 action: actions[b * steps + t] as usize,
                 action_probabilities: softmax(&logits.actions),

@@ -56,7 +56,7 @@ pub struct Trajectories {
     pub tokens: Buffer,
     /// i32 [B, T]
     pub actions: Buffer,
-    /// The sign of the reward, [B, T].
+    /// [B, T]; their signs, where the world model learns signs.
     pub rewards: Buffer,
     /// i32 [B, T]
     pub ends: Buffer,
@@ -86,7 +86,7 @@ pub(crate) struct Details {
     pub action_logits: Buffer,
     /// [B]
     pub values: Buffer,
-    /// [B, 3]
+    /// [B, R]
     pub reward_logits: Buffer,
     /// [B, 2]
     pub end_logits: Buffer,
@@ -316,8 +316,7 @@ impl Dreamer {
             // The world model answers with reward, end and, unless the dream is over, the next frame.
             let thought = agent.world_model.see_action(tape, memory, at, action)?;
             let (rewards, ends) = agent.world_model.consequences(tape, thought)?;
-            let reward = tape.sample(rewards, 1.0)?;
-            let reward = tape.integers(reward, 1.0, -1.0)?;
+            let reward = agent.config.world_model.reward.imagine(tape, rewards)?;
             tape.store_step(&trajectories.rewards, t, reward)?;
             let end = tape.sample(ends, 1.0)?;
             tape.store_step(&trajectories.ends, t, end)?;

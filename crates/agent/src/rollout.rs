@@ -130,6 +130,7 @@ impl Rollout<'_> {
                 let frame = std::mem::replace(frame, next.map_or(Vec::new(), |next| next.pixels));
                 if row.last().is_none_or(|cell| !cell.end) {
                     let given = self.context.is_some() && t + 1 == context;
+                    let reward = self.agent.config.world_model.reward.shown(reward);
                     row.push(Cell { frame, reward, end, given });
                 }
             }

@@ -8,8 +8,6 @@ use engine::{
 use crate::layers::{Builder, LAYER_NORM_EPSILON, Linear, LinearInit, Network, Norm};
 use crate::{TokenizerConfig, WorldModelConfig};
 
-/// Reward classes: the sign of the reward, plus one.
-pub(crate) const REWARDS: usize = 3;
 pub(crate) const ENDS: usize = 2;
 
 pub struct WorldModel {
@@ -34,7 +32,7 @@ pub struct WorldModelOutput {
     pub hidden: Tensor,
     /// [B, L * K, N]: prediction n is of frame token n + 1 of the flattened sequence.
     pub observations: Tensor,
-    /// [B, L, 3]
+    /// [B, L, R], with the R of [`RewardModel::outputs`](crate::RewardModel::outputs).
     pub rewards: Tensor,
     /// [B, L, 2]
     pub ends: Tensor,
@@ -47,8 +45,10 @@ pub struct WorldModelBatch {
     pub tokens: Tensor,
     /// i32 [B, L]
     pub actions: Tensor,
-    /// The sign of the reward plus one, i32 [B, L].
+    /// The sign of the reward plus one, i32 [B, L]; two bins [B, L, 2] where rewards are learnt as bins.
     pub rewards: Tensor,
+    /// Rewards [B, L], or the shares of the two bins [B, L, 2]; none where signs are learnt.
+    pub amounts: Option<Tensor>,
     /// i32 [B, L]
     pub ends: Tensor,
     /// i32 [B, L]
@@ -131,7 +131,7 @@ impl WorldModel {
             ))
         })?;
         let head_observations = Head::new(&mut b, "head_observations", width, tokenizer.vocabulary)?;
-        let head_rewards = Head::new(&mut b, "head_rewards", width, REWARDS)?;
+        let head_rewards = Head::new(&mut b, "head_rewards", width, config.reward.outputs())?;
         let head_ends = Head::new(&mut b, "head_ends", width, ENDS)?;
         Ok(WorldModel {
             config: config.clone(),
@@ -178,7 +178,7 @@ impl WorldModel {
             return Err(Error::ShapeMismatch { op: OP, lhs: tokens.shape(), rhs: actions.shape(), rule });
         }
         let (params, width) = (self.params(), self.config.width);
-        let dropout = if train { self.config.dropout } else { 0.0 };
+        let [embedding, attention, residual] = if train { self.config.dropout() } else { [0.0; 3] };
         let (token_table, action_table) =
             (tape.param(params, self.token_table)?, tape.param(params, self.action_table)?);
         // [B, L, K, D] and [B, L, 1, D] -> [B, L * (K + 1), D]
@@ -189,9 +189,9 @@ impl WorldModel {
         let x = tape.reshape(x, [batch, steps * (k + 1), width])?;
         let positions = tape.param(params, self.positions)?;
         let x = tape.add_positions(x, positions, 0)?;
-        let mut x = tape.dropout(x, dropout)?;
+        let mut x = tape.dropout(x, embedding)?;
         for block in &self.blocks {
-            x = block.forward(tape, params, self.config.heads, dropout, x)?;
+            x = block.forward(tape, params, self.config.heads, [attention, residual], x)?;
         }
         let hidden = self.final_norm.layer(tape, params, x)?;
 
@@ -210,7 +210,7 @@ impl WorldModel {
         })
     }
 
-    /// Cross-entropy of next tokens, rewards and ends, summed; padded steps are ignored.
+    /// Cross-entropy of next tokens and ends and the loss of rewards, summed; padded steps are ignored.
     pub fn loss(&self, tape: &mut Tape, batch: &WorldModelBatch, train: bool) -> Result<WorldModelLosses> {
         let output = self.forward(tape, batch.tokens, batch.actions, train)?;
         let rows = batch.tokens.dims()[0];
@@ -219,8 +219,8 @@ impl WorldModel {
         let labels = tape.reshape(labels, [rows, output.observations.dims()[1]])?;
         let labels = tape.shift_labels(labels)?;
         let observations = tape.cross_entropy(output.observations, labels)?;
-        let labels = tape.mask_labels(batch.rewards, batch.mask)?;
-        let rewards = tape.cross_entropy(output.rewards, labels)?;
+        let rewards =
+            self.config.reward.loss(tape, output.rewards, batch.rewards, batch.amounts, batch.mask)?;
         let labels = tape.mask_labels(batch.ends, batch.mask)?;
         let ends = tape.cross_entropy(output.ends, labels)?;
         let total = tape.add(observations, rewards)?;
@@ -313,7 +313,7 @@ impl WorldModel {
         tape.decode_head(thought, &head)
     }
 
-    /// Logits of reward [B, n, 3] and end [B, n, 2], from the thoughts [B, n, D] after actions.
+    /// Outputs for the reward [B, n, R] and logits of the end [B, n, 2], from the thoughts [B, n, D] after actions.
     pub fn consequences(&self, tape: &mut Tape, thought: Tensor) -> Result<(Tensor, Tensor)> {
         let hidden = self.hidden(tape, thought)?;
         let rewards = self.head_rewards.forward(tape, self.params(), hidden)?;
@@ -354,20 +354,20 @@ impl Block {
         tape: &mut Tape,
         params: &Params,
         heads: usize,
-        dropout: f32,
+        [attention, residual]: [f32; 2],
         x: Tensor,
     ) -> Result<Tensor> {
         let h = self.norm1.layer(tape, params, x)?;
         let q = self.query.forward(tape, params, h)?;
         let k = self.key.forward(tape, params, h)?;
         let v = self.value.forward(tape, params, h)?;
-        let h = tape.causal_attention(q, k, v, heads, dropout)?;
+        let h = tape.causal_attention(q, k, v, heads, attention)?;
         let h = self.projection.forward(tape, params, h)?;
-        let x = tape.dropout_residual(h, dropout, x)?;
+        let x = tape.dropout_residual(h, residual, x)?;
         let h = self.norm2.layer(tape, params, x)?;
         let h = self.expand.activated(tape, params, h, Activation::Gelu)?;
         let h = self.contract.forward(tape, params, h)?;
-        tape.dropout_residual(h, dropout, x)
+        tape.dropout_residual(h, residual, x)
     }
 
     fn cached(

@@ -127,6 +127,7 @@ fn golden_world_model() -> Result<()> {
         let batch = WorldModelBatch {
             tokens: tape.buffer(&tokens)?,
             actions: tape.buffer(&actions)?,
+            amounts: None,
             rewards: tape.buffer(&rewards)?,
             ends: tape.buffer(&ends)?,
             mask: tape.buffer(&mask)?,

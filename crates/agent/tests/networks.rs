@@ -414,7 +414,8 @@ fn sizes_that_do_not_fit_are_named() {
         check(&|c| c.world_model.heads = 5),
         "world_model.heads is 5, which does not divide world_model.width 32"
     );
-    assert!(check(&|c| c.world_model.dropout = 1.0).contains("world_model.dropout is 1"));
+    let error = check(&|c| c.world_model.attention_dropout = 1.0);
+    assert!(error.starts_with("world_model.attention_dropout is 1"), "{error}");
     assert!(check(&|c| c.actor_critic.channels = vec![]).contains("actor_critic.channels is []"));
     assert!(check(&|c| c.actor_critic.channels = vec![4; 4]).contains("actor_critic.channels"));
     assert!(check(&|c| c.tokenizer.vocabulary = 1 << 40).contains("from 1 to 1048576"));

@@ -164,6 +164,15 @@ pub struct TrainArgs {
     #[arg(long)]
     pub out: Option<PathBuf>,
 
+    /// Start from the parameters of this agent or run, with fresh optimisers; short for init.from=FOLDER. The source is not needed to resume. Parameters of other
+    /// shapes are refused.
+    #[arg(long, value_name = "AGENT_OR_RUN", conflicts_with = "resume")]
+    pub init: Option<String>,
+
+    /// With --init: networks to take from there, of tokenizer,world_model,actor_critic; all by default. A tokenizer may go to a game with other actions.
+    #[arg(long, value_name = "PARTS", conflicts_with = "resume")]
+    pub init_parts: Option<String>,
+
     /// Continue the run in this folder from its last finished epoch; its config is kept, except that `epochs=N` may raise the number of epochs. The device may be
     /// another.
     #[arg(long, value_name = "RUN", conflicts_with_all = ["preset", "config", "env", "seed", "out"])]

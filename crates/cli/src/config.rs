@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use agent::WorldModelConfig;
 use agent::train::TrainConfig;
 use anyhow::{Context, Result, anyhow, bail};
 use toml::{Table, Value};
@@ -20,6 +21,9 @@ const PRESETS: [(&str, &str); 5] = [
 
 /// Key of a preset under which settings for single games stand.
 const GAMES: &str = "games";
+
+/// One key for the three dropout rates of the world model.
+const DROPOUT: &str = "agent.world_model.dropout";
 
 /// Parts of a key at most: tables within tables are walked and dropped by recursion.
 const DEEPEST_KEY: usize = 16;
@@ -66,6 +70,8 @@ pub fn actions_of(env: &str) -> Result<usize> {
 /// A preset, then a file, then `key.sub=value` overrides, each on top of what came before.
 pub fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Result<TrainConfig> {
     let known = Value::try_from(TrainConfig::default())?;
+    let mut accepted = known.clone();
+    merge(accepted.as_table_mut().unwrap_or(&mut Table::new()), nested(DROPOUT, Value::Float(0.0)));
     let text = PRESETS.iter().find(|(name, _)| *name == preset).map(|(_, text)| *text);
     let Some(text) = text else {
         let names = PRESETS.map(|(name, _)| name);
@@ -77,6 +83,7 @@ pub fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Resul
     };
     let mut chosen: Table = text.parse().with_context(|| format!("preset {preset}"))?;
     let games = chosen.remove(GAMES);
+    expand_dropout(&mut chosen);
     // Key by key: a part of a schedule that is left out is the paper's for that network, not that of any schedule.
     let mut table = known.as_table().cloned().unwrap_or_default();
     merge(&mut table, chosen);
@@ -86,7 +93,8 @@ pub fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Resul
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         changes = text.parse().with_context(|| format!("{} is not valid TOML", path.display()))?;
         let found_in = || format!("in {}", path.display());
-        check_keys(&changes, &known, "").with_context(found_in)?;
+        check_keys(&changes, &accepted, "").with_context(found_in)?;
+        expand_dropout(&mut changes);
         // A file says what it says about its own game; the one that is played may be another.
         check_actions(&changes, changes.get("env").and_then(Value::as_str)).with_context(found_in)?;
     }
@@ -99,8 +107,9 @@ pub fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Resul
         if parts > DEEPEST_KEY {
             bail!("an override has a key of {parts} parts; no key has more than {DEEPEST_KEY}");
         }
-        let change = nested(key.trim(), parse_value(value.trim()));
-        check_keys(&change, &known, "")?;
+        let mut change = nested(key.trim(), parse_value(value.trim()));
+        check_keys(&change, &accepted, "")?;
+        expand_dropout(&mut change);
         merge(&mut single, change);
     }
     merge(&mut changes, single.clone());
@@ -118,6 +127,16 @@ pub fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Resul
         Value::Table(table).try_into().map_err(|e: toml::de::Error| anyhow!("{}", e.message()))?;
     config.validate()?;
     Ok(config)
+}
+
+/// Replaces the world model's `dropout` by the three keys it stands for, where they are not given themselves.
+fn expand_dropout(changes: &mut Table) {
+    let world_model = changes.get_mut("agent").and_then(|agent| agent.get_mut("world_model"));
+    let Some(world_model) = world_model.and_then(Value::as_table_mut) else { return };
+    let Some(rate) = world_model.remove("dropout") else { return };
+    for key in WorldModelConfig::DROPOUT {
+        world_model.entry(key).or_insert_with(|| rate.clone());
+    }
 }
 
 /// The number of actions is the game's: another one would be ignored.
@@ -242,5 +261,21 @@ mod tests {
         expected.actor_critic.schedule.batch = 3;
         assert_eq!(config, expected);
         assert_eq!((config.tokenizer.schedule.batch, config.actor_critic.schedule.start_after), (256, 50));
+    }
+
+    /// `dropout` is one key of a file or an override, and three of the config.
+    #[test]
+    fn dropout_sets_three_keys() {
+        let rates = |preset: &str, overrides: &[&str]| {
+            let overrides: Vec<String> =
+                ["env=arcade/catch"].iter().chain(overrides).map(|s| s.to_string()).collect();
+            combine(preset, None, &overrides).map(|config| config.agent.world_model.dropout())
+        };
+        assert_eq!(rates("tiny", &[]).unwrap(), [0.0; 3]);
+        assert_eq!(rates("atari-100k", &["agent.world_model.dropout=0.2"]).unwrap(), [0.2; 3]);
+        let own = ["agent.world_model.dropout=0.2", "agent.world_model.attention_dropout=0"];
+        assert_eq!(rates("tiny", &own).unwrap(), [0.2, 0.0, 0.2]);
+        let error = rates("tiny", &["agent.world_model.dropout=a"]).unwrap_err().to_string();
+        assert!(error.contains("`agent.world_model.dropout` must be a float"), "{error}");
     }
 }

@@ -45,9 +45,15 @@ pub fn forecast(device: &Device, config: &TrainConfig, epoch: usize) -> Result<O
             continue;
         }
         let update = match phase {
-            Phase::Tokenizer => trial.tokenizer()?,
-            Phase::WorldModel => trial.world_model()? + std::mem::take(&mut extra) / updates,
-            _ => trial.actor_critic()? + (extra + decoded * frame * (1.0 - ENCODING)) / updates,
+            Phase::Tokenizer => trial.tokenizer()? * config.tokenizer.schedule.accumulate as f64,
+            Phase::WorldModel => {
+                trial.world_model()? * config.world_model.schedule.accumulate as f64
+                    + std::mem::take(&mut extra) / updates
+            }
+            _ => {
+                trial.actor_critic()? * config.actor_critic.schedule.accumulate as f64
+                    + (extra + decoded * frame * (1.0 - ENCODING)) / updates
+            }
         };
         forecast.insert(phase, update);
     }
@@ -66,8 +72,9 @@ fn frames_to_look_at(config: &TrainConfig, epoch: usize) -> [f64; 2] {
         let playing = e < config.collection.epochs;
         let collected = config.collection.steps as f64 * config.collection.epochs.min(e + 1) as f64;
         let replay = collected.min(config.replay.max_steps as f64);
-        let sequences = w.updates_in(e) as f64 * w.batch as f64 * config.agent.world_model.steps as f64;
-        let dreams = p.updates_in(e) as f64 * p.batch as f64;
+        let sequences =
+            w.updates_in(e) as f64 * (w.batch * w.accumulate) as f64 * config.agent.world_model.steps as f64;
+        let dreams = p.updates_in(e) as f64 * (p.batch * p.accumulate) as f64;
         let wanted = [sequences + dreams, dreams * config.actor_critic.burn_in as f64];
         for (sum, wanted) in frames.iter_mut().zip(wanted).filter(|(_, wanted)| *wanted > 0.0) {
             *sum += stride as f64

@@ -150,7 +150,9 @@ pub fn steps_left(config: &TrainConfig, phase: Phase, epoch: usize) -> f64 {
         Phase::Evaluation => {
             let evaluation = &config.evaluation;
             let until = |epoch: usize| epoch.checked_div(evaluation.every).unwrap_or(0);
-            let last = usize::from(epochs > 0 && epochs.is_multiple_of(evaluation.every));
+            // The last epoch has an evaluation of its own, unless it is left out.
+            let own = evaluation.final_episodes > 0;
+            let last = usize::from(own && epochs > 0 && epochs.is_multiple_of(evaluation.every));
             let before_last = until(epochs).saturating_sub(until(epoch)).saturating_sub(last);
             before_last as f64 * evaluation.episodes as f64 + evaluation.final_episodes as f64
         }
@@ -188,11 +190,7 @@ mod tests {
             Phase::Tokenizer => sum(&|e| config.tokenizer.schedule.updates_in(e)),
             Phase::WorldModel => sum(&|e| config.world_model.schedule.updates_in(e)),
             Phase::ActorCritic => sum(&|e| config.actor_critic.schedule.updates_in(e)),
-            Phase::Evaluation => sum(&|e| match e + 1 {
-                next if next == config.epochs => config.evaluation.final_episodes,
-                next if next.is_multiple_of(config.evaluation.every) => config.evaluation.episodes,
-                _ => 0,
-            }),
+            Phase::Evaluation => sum(&|e| config.evaluation.episodes_after(e + 1, config.epochs)),
         }
     }
 
@@ -201,8 +199,8 @@ mod tests {
         let mut config = TrainConfig { epochs: 60, ..TrainConfig::default() };
         config.collection.epochs = 50;
         config.tokenizer.schedule.first_updates = 777;
-        for every in [0, 1, 7, 60, 100] {
-            config.evaluation.every = every;
+        for (every, last) in [(0, 100), (1, 100), (7, 100), (60, 100), (100, 100), (0, 0), (7, 0), (60, 0)] {
+            (config.evaluation.every, config.evaluation.final_episodes) = (every, last);
             for epoch in 0..60 {
                 for phase in Phase::ALL {
                     let (got, expected) = (steps_left(&config, phase, epoch), counted(&config, phase, epoch));

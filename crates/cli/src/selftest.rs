@@ -120,8 +120,8 @@ fn config() -> AgentConfig {
             layers: 2,
             heads: 4,
             width: 64,
-            dropout: 0.1,
             init_std: 0.1,
+            ..WorldModelConfig::default()
         },
         actor_critic: ActorCriticConfig { channels: vec![16, 32, 32], hidden: 64, ..Default::default() },
     }

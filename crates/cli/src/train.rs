@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use agent::train::{
-    Damaged, Event, Observer, Phase, Resume, Run, TrainConfig, TrainError, Trainer, Warning, train,
+    Damaged, Event, InitConfig, Observer, Phase, Resume, Run, TrainConfig, TrainError, Trainer, Warning,
+    train,
 };
 use anyhow::{Context, Result, bail};
 use engine::Device;
@@ -44,6 +45,10 @@ pub fn run(args: TrainArgs) -> Result<Ended> {
         return Ok(Ended::Done);
     }
     remarks(&trainer.config).iter().for_each(|remark| tell!("note: {remark}"));
+    if first == 0 && !trainer.config.init.from.is_empty() {
+        let InitConfig { from, parts, crc32 } = &trainer.config.init;
+        tell!("starts from {from} ({parts}; CRC-32 {crc32})");
+    }
     for reason in trainer.config.agent.slow_paths(&device) {
         tell!("note: slower than it could be: {reason}");
     }
@@ -94,7 +99,18 @@ fn raised_epochs(overrides: &[String]) -> Result<Option<usize>> {
 }
 
 fn create(args: &TrainArgs, device: &Device) -> Result<(Run, Trainer)> {
-    let config = config::resolve(&args.config)?;
+    let mut config = config::resolve(&args.config)?;
+    if let Some(source) = &args.init {
+        config.init = InitConfig { from: source.clone(), crc32: String::new(), ..config.init };
+    }
+    if let Some(parts) = &args.init_parts {
+        config.init.parts = parts.clone();
+    }
+    config.validate()?;
+    if args.init_parts.is_some() && config.init.from.is_empty() {
+        bail!("--init-parts says what to take from another agent: add --init AGENT_OR_RUN");
+    }
+    config.init.resolve(device, warn)?;
     let text = config::document(&config)?;
     if let Some(folder) = &args.out {
         return Ok(Run::create(device, config, &text, folder, warn)?);

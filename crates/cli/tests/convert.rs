@@ -208,6 +208,29 @@ fn bad_checkpoints_get_one_clear_line_and_leave_nothing() {
     assert!(!Path::new(&out).exists(), "a failed import wrote something");
 }
 
+/// Block-causal attention leaves its trace in the masks alone: read as causal, the agent would imagine something else without a word.
+#[test]
+fn other_attention_than_causal_is_refused() {
+    let scratch = Scratch::new("mask");
+    let (agent, file) = (scratch.path("agent"), scratch.path("file.safetensors"));
+    stdout(&iris(&["import", tiny().to_str().unwrap(), "--out", &agent]));
+    stdout(&iris(&["export", &agent, "--out", &file]));
+    let causal = std::fs::read(&file).unwrap();
+    let mask = "world_model.transformer.blocks.1.attn.mask";
+    let (header, metadata) = SafeTensors::read_metadata(&causal).unwrap();
+    let at = 8 + header + metadata.info(mask).unwrap().data_offsets.0;
+    let out = scratch.path("refused");
+    // The first frame token sees the second; the last position does not see the first.
+    for (element, value) in [(1, 1.0f32), (50 * 51, 0.0)] {
+        let mut bytes = causal.clone();
+        bytes[at + 4 * element..][..4].copy_from_slice(&value.to_le_bytes());
+        std::fs::write(&file, &bytes).unwrap();
+        let error = stderr(&iris(&["import", &file, "--out", &out]));
+        assert!(error.contains(&format!("`{mask}` is not a causal mask")), "{error}");
+        assert!(!Path::new(&out).exists());
+    }
+}
+
 #[test]
 fn bad_agents_are_not_exported() {
     let scratch = Scratch::new("bad-agent");

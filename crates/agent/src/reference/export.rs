@@ -5,10 +5,14 @@ use std::path::Path;
 
 use super::import::is_ours_alone;
 use crate::checkpoint::{CheckpointError, Entry, Result, write_safetensors};
-use crate::{Agent, Perceptual};
+use crate::{Agent, Perceptual, RewardModel};
 
 /// Writes an agent as safetensors with the names, shapes and buffers of the reference release, ready for its `load_state_dict`.
 pub fn export(agent: &Agent, perceptual: Option<&Perceptual>, path: &Path) -> Result<()> {
+    if agent.config.world_model.reward != RewardModel::Sign {
+        let key = "world_model.reward other than \"sign\"";
+        return Err(CheckpointError::NotReferences { key });
+    }
     let policy = &agent.config.actor_critic;
     if policy.dense > 0 || policy.skip {
         let key = if policy.skip { "actor_critic.skip" } else { "actor_critic.dense" };

@@ -81,6 +81,21 @@ pub fn import(device: &Device, path: &Path) -> Result<(Agent, Option<Perceptual>
             network.params.set(&spec.name, &layout.from_reference(spec.shape.dims(), &theirs))?;
         }
     }
+    let length = config.world_model.steps * (config.tokenizer.tokens() + 1);
+    for (name, &index) in unused.iter().filter(|(name, _)| is_mask(name)) {
+        let (found, expected) = (shapes.entries[name].1.clone(), vec![length, length]);
+        if found != expected {
+            return Err(CheckpointError::WrongShape {
+                path: path.into(),
+                name: name.clone(),
+                found,
+                expected,
+            });
+        }
+        if !is_causal(&archive.read(index)?, length) {
+            return Err(CheckpointError::NotCausal { path: path.into(), name: name.clone() });
+        }
+    }
     match unused.into_keys().find(|name| !is_buffer(name)) {
         Some(name) => Err(CheckpointError::Extra { path: path.into(), name }),
         None => Ok((agent, perceptual)),
@@ -94,8 +109,21 @@ pub(super) fn is_ours_alone(prefix: &str, name: &str) -> bool {
 
 /// Entries of theirs that are no parameters: attention masks, positions of the heads, the perceptual network's colour scaling.
 fn is_buffer(name: &str) -> bool {
-    name.starts_with("world_model.") && (name.ends_with(".attn.mask") || name.ends_with(".indices"))
+    is_mask(name)
+        || name.starts_with("world_model.") && name.ends_with(".indices")
         || name.starts_with("tokenizer.lpips.scaling_layer.")
+}
+
+fn is_mask(name: &str) -> bool {
+    name.starts_with("world_model.") && name.ends_with(".attn.mask")
+}
+
+/// Whether a mask [length, length] lets every position see itself and all before it, and nothing else. The release's `block causal` masks also let frame tokens
+/// see later ones of their frame.
+fn is_causal(mask: &[f32], length: usize) -> bool {
+    mask.chunks(length.max(1)).enumerate().all(|(query, row)| {
+        row.iter().enumerate().all(|(key, &seen)| seen == if key <= query { 1.0 } else { 0.0 })
+    })
 }
 
 /// The shapes in a file, by name.

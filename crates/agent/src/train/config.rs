@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Phase;
+use super::{InitConfig, Phase};
 use crate::{AgentConfig, ConfigError, Returns};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -18,6 +18,7 @@ pub struct TrainConfig {
     /// Number of epochs; each plays, then updates the networks (see `collection` and the three schedules).
     pub epochs: usize,
     pub agent: AgentConfig,
+    pub init: InitConfig,
     pub collection: CollectionConfig,
     pub tokenizer: TokenizerTraining,
     pub world_model: WorldModelTraining,
@@ -33,6 +34,7 @@ impl Default for TrainConfig {
             seed: 0,
             epochs: 600,
             agent: AgentConfig::default(),
+            init: InitConfig::default(),
             collection: CollectionConfig::default(),
             tokenizer: TokenizerTraining::default(),
             world_model: WorldModelTraining::default(),
@@ -78,6 +80,7 @@ impl TrainConfig {
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.agent.validate().map_err(|e| e.within("agent"))?;
         self.check_finite()?;
+        self.init.validate().map_err(|e| e.within("init"))?;
         for (phase, schedule) in self.schedules() {
             schedule.validate().map_err(|e| e.within("schedule").within(phase.name()))?;
         }
@@ -100,7 +103,7 @@ impl TrainConfig {
             ("collection.steps", self.collection.steps, 1..=MOST_NUMBERED),
             ("collection.epochs", self.collection.epochs, 1..=usize::MAX),
             ("evaluation.episodes", self.evaluation.episodes, 1..=MOST_EPISODES),
-            ("evaluation.final_episodes", self.evaluation.final_episodes, 1..=MOST_EPISODES),
+            ("evaluation.final_episodes", self.evaluation.final_episodes, 0..=MOST_EPISODES),
             ("actor_critic.burn_in", self.actor_critic.burn_in, 0..=LARGEST_BATCH),
             ("agent.world_model.steps", steps, 1..=MOST_POSITIONS / (tokens + 1)),
         ] {
@@ -209,6 +212,8 @@ pub struct Schedule {
     pub updates: usize,
     /// Batch size: frames (tokenizer), sequences (world model) or dreams (actor-critic) per update.
     pub batch: usize,
+    /// Batches per update: their gradients are averaged before clipping. More of them have the effect of a larger batch without its memory.
+    pub accumulate: usize,
     /// Learning rate of Adam.
     pub learning_rate: f32,
     /// Learning rate of the last epoch, reached by linear decay; 0 disables the decay.
@@ -224,6 +229,7 @@ impl Default for Schedule {
             first_updates: 0,
             updates: 200,
             batch: 64,
+            accumulate: 1,
             learning_rate: 1e-4,
             final_learning_rate: 0.0,
             max_grad_norm: 10.0,
@@ -234,6 +240,7 @@ impl Default for Schedule {
 impl Schedule {
     fn validate(&self) -> Result<(), ConfigError> {
         ConfigError::unless_within("batch", self.batch, 1..=LARGEST_BATCH)?;
+        ConfigError::unless_within("accumulate", self.accumulate, 1..=LARGEST_BATCH)?;
         ConfigError::unless_within("updates", self.updates, 0..=MOST_UPDATES)?;
         ConfigError::unless_within("first_updates", self.first_updates, 0..=MOST_UPDATES)?;
         for (key, value) in [("learning_rate", self.learning_rate), ("max_grad_norm", self.max_grad_norm)] {
@@ -344,7 +351,7 @@ pub struct EvaluationConfig {
     pub every: usize,
     /// Games per evaluation.
     pub episodes: usize,
-    /// Games in the evaluation after the last epoch.
+    /// Games in the evaluation after the last epoch; 0 treats the last epoch like the others.
     pub final_episodes: usize,
     /// Sampling temperature of the policy in evaluations.
     pub temperature: f32,
@@ -371,6 +378,17 @@ impl Default for ReplayConfig {
     }
 }
 
+impl EvaluationConfig {
+    /// Games to evaluate after `finished` epochs of `epochs`; 0 for no evaluation.
+    pub fn episodes_after(&self, finished: usize, epochs: usize) -> usize {
+        match finished == epochs && self.final_episodes > 0 {
+            true => self.final_episodes,
+            false if finished.is_multiple_of(self.every) => self.episodes,
+            false => 0,
+        }
+    }
+}
+
 impl ReplayConfig {
     /// Steps that may be kept when each takes so many bytes.
     pub fn steps(&self, step_bytes: usize) -> usize {
@@ -392,6 +410,17 @@ mod tests {
         let falling = Schedule { final_learning_rate: 0.25, ..constant };
         assert_eq!([0, 1, 2].map(|epoch| falling.learning_rate_in(epoch, 3)), [0.5, 0.375, 0.25]);
         assert_eq!(falling.learning_rate_in(0, 1), 0.5);
+    }
+
+    #[test]
+    fn the_last_evaluation_can_be_left_out() {
+        let games = |every, final_episodes, finished| {
+            let config = EvaluationConfig { every, episodes: 3, final_episodes, temperature: 1.0 };
+            config.episodes_after(finished, 10)
+        };
+        assert_eq!([1, 5, 10].map(|finished| games(5, 7, finished)), [0, 3, 7]);
+        assert_eq!([1, 5, 10].map(|finished| games(5, 0, finished)), [0, 3, 3]);
+        assert_eq!([1, 5, 10].map(|finished| games(0, 0, finished)), [0, 0, 0]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Phase, RunError};
+use super::{InitError, Phase, RunError};
 use crate::replay::ReplayError;
 use crate::{CheckpointError, PlayError};
 
@@ -15,6 +15,8 @@ pub enum SetupError {
     Env(#[from] envs::EnvError),
     #[error(transparent)]
     Replay(#[from] ReplayError),
+    #[error(transparent)]
+    Init(#[from] InitError),
     #[error("tokenizer.perceptual: {0}")]
     Perceptual(CheckpointError),
     #[error(

@@ -8,14 +8,16 @@ use crate::{PlayError, Player};
 
 impl Trainer {
     pub(super) fn is_time_to_evaluate(&self) -> bool {
-        let next = self.epoch + 1;
-        next == self.config.epochs || next.is_multiple_of(self.config.evaluation.every)
+        self.evaluation_episodes() > 0
+    }
+
+    fn evaluation_episodes(&self) -> usize {
+        self.config.evaluation.episodes_after(self.epoch + 1, self.config.epochs)
     }
 
     pub(super) fn evaluate(&mut self, epoch: &mut Epoch) -> Result<()> {
         let config = &self.config.evaluation;
-        let last = self.epoch + 1 == self.config.epochs;
-        let episodes = if last { config.final_episodes } else { config.episodes };
+        let episodes = self.evaluation_episodes();
         let mut player = Player::new(&self.device, &self.agent, episodes.min(32))?;
         let key = Key { seed: evaluation_seed(self.config.seed), ..self.key(Stream::Evaluate) };
         let returns = player

@@ -39,7 +39,17 @@ struct UpdateStep<Settings> {
     /// Of the network's parameters.
     parameters: u64,
     adam: Adam,
+    part: Part,
     settings: Settings,
+}
+
+/// Which of the batches of one update.
+#[derive(Clone, Copy, Hash)]
+struct Part {
+    first: bool,
+    last: bool,
+    /// Batches per update.
+    of: usize,
 }
 
 /// Trains a network: the batch, the optimiser, the sums of the losses, and the step, which a GPU captures once.
@@ -62,7 +72,7 @@ impl<O: Objective> Learner<O> {
             adam,
             learning_rate: device.scalar("learning rate", learning_rate)?,
             stepper: Stepper::new(device, Key::new(0, 0)),
-            sums: Sums { buffer, names, updates: 0 },
+            sums: Sums { buffer, names, batches: 0 },
         })
     }
 
@@ -78,39 +88,67 @@ impl<O: Objective> Learner<O> {
 
     /// One update with the batch that is in the buffers.
     pub fn update(&mut self, model: &O::Model) -> engine::Result<()> {
+        self.batch(model, Part { first: true, last: true, of: 1 })
+    }
+
+    /// Gradients of the batch that is in the buffers, and the update after the last one.
+    fn batch(&mut self, model: &O::Model, part: Part) -> engine::Result<()> {
         let Learner { objective, adam, learning_rate, stepper, sums } = self;
         let params = &O::network(model).params;
         let step = UpdateStep {
             parameters: params.values().identity(),
             adam: *adam,
+            part,
             settings: objective.settings(),
         };
-        sums.updates += 1;
+        sums.batches += 1;
         let sums = &*sums;
         stepper.run_captured(StepId::new(O::PHASE.name(), &step), |tape| -> engine::Result<()> {
             let losses = objective.losses(tape, model)?;
-            tape.backward(losses.total)?;
-            tape.adam(params, learning_rate, adam)?;
+            let total = match part.of {
+                1 => losses.total,
+                batches => tape.affine(losses.total, 1.0 / batches as f32, 0.0)?,
+            };
+            match part.first {
+                true => tape.backward(total)?,
+                false => tape.backward_adding(total, params)?,
+            }
+            if part.last {
+                tape.adam(params, learning_rate, adam)?;
+            }
             sums.add(tape, &losses.named)
         })
     }
 
-    /// Means of the losses over the updates since the last call, by name.
+    /// Means of the losses over the batches since the last call, by name.
     pub fn take_losses(&mut self) -> engine::Result<Vec<(&'static str, f32)>> {
         self.sums.take()
     }
 
-    /// The updates of an epoch; `fill` makes the batch of each.
+    /// One update with the mean of the gradients of several batches, each made by `fill`.
+    pub(super) fn accumulated<E: From<engine::Error>>(
+        &mut self,
+        model: &O::Model,
+        batches: usize,
+        fill: &mut impl FnMut(&O) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for batch in 0..batches {
+            fill(&self.objective)?;
+            self.batch(model, Part { first: batch == 0, last: batch + 1 == batches, of: batches })?;
+        }
+        Ok(())
+    }
+
+    /// The updates of an epoch, of `accumulate` batches each; `fill` makes a batch.
     pub(super) fn learn(
         &mut self,
         model: &O::Model,
-        updates: usize,
+        (updates, accumulate): (usize, usize),
         epoch: &mut Epoch,
         mut fill: impl FnMut(&O) -> Result<()>,
     ) -> Result<()> {
         for update in 0..updates {
-            fill(&self.objective)?;
-            self.update(model)?;
+            self.accumulated(model, accumulate, &mut fill)?;
             epoch.progress(O::PHASE, update + 1, updates)?;
         }
         for (name, mean) in self.take_losses()? {
@@ -128,7 +166,8 @@ impl<O: Objective> Learner<O> {
 struct Sums {
     buffer: Buffer,
     names: Vec<&'static str>,
-    updates: usize,
+    /// Summed so far.
+    batches: usize,
 }
 
 impl Sums {
@@ -139,13 +178,13 @@ impl Sums {
     }
 
     fn take(&mut self) -> engine::Result<Vec<(&'static str, f32)>> {
-        let updates = std::mem::take(&mut self.updates);
-        if updates == 0 {
+        let batches = std::mem::take(&mut self.batches);
+        if batches == 0 {
             return Ok(Vec::new());
         }
         let sums = self.buffer.read::<f32>()?;
         self.buffer.write(&vec![0f32; sums.len()])?;
-        Ok(self.names.iter().copied().zip(sums).map(|(name, sum)| (name, sum / updates as f32)).collect())
+        Ok(self.names.iter().copied().zip(sums).map(|(name, sum)| (name, sum / batches as f32)).collect())
     }
 }
 
@@ -201,6 +240,36 @@ mod tests {
                 assert_eq!(learner.take_losses()?, expected);
             }
         }
+        Ok(())
+    }
+
+    /// The gradient of four batches is that of one batch with all their frames.
+    #[test]
+    fn batches_are_accumulated_to_a_larger_one() -> engine::Result<()> {
+        let device = Device::under_test(1)?;
+        let pixels: Vec<f32> = (0..4 * 192).map(|i| ((i * i) as f32 * 0.37).sin()).collect();
+        // Adam without momentum and with a large epsilon makes steps in proportion to the gradient.
+        let adam = Adam { beta1: 0.0, beta2: 0.0, epsilon: 1e3, ..Adam::default() };
+        let trained = |batch: usize, parts: &[usize]| -> engine::Result<Vec<f32>> {
+            let Agent { tokenizer, .. } = tiny_agent(&device)?;
+            let before = tokenizer.network.params.values().read::<f32>()?;
+            let frames = device.buffer::<f32>("frames", [batch, 8, 8, 3])?;
+            let mut learner = Learner::new(&device, Counted { losses: 1, frames }, adam, 1e3)?;
+            let mut coming = parts.iter();
+            learner.accumulated(&tokenizer, parts.len(), &mut |objective: &Counted| {
+                let start = coming.next().copied().unwrap_or_default() * 192;
+                objective.frames.write(&pixels[start..start + batch * 192])
+            })?;
+            let after = tokenizer.network.params.values().read::<f32>()?;
+            Ok(after.iter().zip(before).map(|(after, before)| after - before).collect())
+        };
+        let (whole, parts) = (trained(4, &[0])?, trained(1, &[0, 1, 2, 3])?);
+        let largest = whole.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let apart = whole.iter().zip(&parts).fold(0f32, |most, (a, b)| most.max((a - b).abs()));
+        assert!(largest > 1e-3 && apart < 1e-3 * largest, "{apart} of {largest}");
+        let fewer = trained(1, &[0, 1, 2])?;
+        let apart = whole.iter().zip(&fewer).fold(0f32, |most, (a, b)| most.max((a - b).abs()));
+        assert!(apart > 1e-2 * largest, "{apart} of {largest}");
         Ok(())
     }
 }

@@ -16,7 +16,7 @@ impl Trainer {
         self.tokenizer.set_key(self.key(Stream::Tokenizer));
         self.tokenizer.set_learning_rate(self.learning_rate(&schedule))?;
         let Trainer { agent, replay, cache, tokenizer, .. } = self;
-        tokenizer.learn(&agent.tokenizer, updates, epoch, |batch| {
+        tokenizer.learn(&agent.tokenizer, (updates, schedule.accumulate), epoch, |batch| {
             let records: Vec<usize> = (0..schedule.batch).map(|_| replay.sample_step(&mut rng)).collect();
             cache.load_frames(replay, &records, &batch.frames)
         })?;
@@ -34,10 +34,11 @@ impl Trainer {
         self.world_model.set_learning_rate(self.learning_rate(&schedule))?;
         let truncation_ends = self.config.world_model.truncation_ends_episode;
         let mut ahead = rng.clone();
-        let coming = Coming { phase: Phase::WorldModel, updates, batch: schedule.batch, rendered: false };
+        let batch = schedule.batch * schedule.accumulate;
+        let coming = Coming { phase: Phase::WorldModel, updates, batch, rendered: false };
         self.prepare(epoch, coming, |replay| replay.sample_starting(&mut ahead, steps))?;
         let Trainer { agent, replay, cache, world_model, .. } = self;
-        world_model.learn(&agent.world_model, updates, epoch, |batch| {
+        world_model.learn(&agent.world_model, (updates, schedule.accumulate), epoch, |batch| {
             let segments: Vec<Segment> =
                 (0..schedule.batch).map(|_| replay.sample_starting(&mut rng, steps)).collect();
             fill_sequences(cache, agent, replay, &segments, steps, batch, truncation_ends)
@@ -53,11 +54,11 @@ impl Trainer {
         self.actor_critic.set_learning_rate(self.learning_rate(&schedule))?;
         self.dreamer.set_key(self.key(Stream::Dream));
         let mut ahead = rng.clone();
-        let coming =
-            Coming { phase: Phase::ActorCritic, updates, batch: schedule.batch, rendered: burn_in > 0 };
+        let batch = schedule.batch * schedule.accumulate;
+        let coming = Coming { phase: Phase::ActorCritic, updates, batch, rendered: burn_in > 0 };
         self.prepare(epoch, coming, |replay| replay.sample_ending(&mut ahead, burn_in + 1))?;
         let Trainer { agent, replay, cache, dreamer, actor_critic, .. } = self;
-        actor_critic.learn(&agent.actor_critic, updates, epoch, |_| {
+        actor_critic.learn(&agent.actor_critic, (updates, schedule.accumulate), epoch, |_| {
             let segments: Vec<Segment> =
                 (0..schedule.batch).map(|_| replay.sample_ending(&mut rng, burn_in + 1)).collect();
             fill_dream_start(cache, agent, replay, &segments, burn_in, dreamer)?;
@@ -100,6 +101,7 @@ impl Trainer {
 struct Coming {
     phase: Phase,
     updates: usize,
+    /// Segments per update.
     batch: usize,
     /// Whether reconstructions are needed beside the tokens.
     rendered: bool,
@@ -116,16 +118,22 @@ fn fill_sequences(
     truncation_ends: bool,
 ) -> Result<()> {
     let mut rows = vec![None; segments.len() * steps];
-    let [mut actions, mut rewards, mut ends, mut mask] = [(); 4].map(|()| vec![0i32; segments.len() * steps]);
+    let [mut actions, mut ends, mut mask] = [(); 3].map(|()| vec![0i32; segments.len() * steps]);
+    let reward_model = agent.config.world_model.reward;
+    let per_step = reward_model.classes();
+    let mut rewards = vec![0i32; rows.len() * per_step];
+    let mut amounts = vec![0f32; rows.len() * per_step];
     for (row, segment) in segments.iter().enumerate() {
         for step in 0..segment.len {
             let (record, at) = (segment.first + step, row * steps + segment.pad_before + step);
             rows[at] = Some(record);
             let Record { action, reward, terminated, truncated } = replay.record(record)?;
             let end = terminated || truncated && truncation_ends;
-            // The sign of the reward, plus one.
-            let class = 1 + i32::from(reward > 0.0) - i32::from(reward < 0.0);
-            (actions[at], rewards[at], ends[at], mask[at]) = (action as i32, class, i32::from(end), 1);
+            let (classes, shares) = reward_model.target(reward);
+            let place = at * per_step..(at + 1) * per_step;
+            rewards[place.clone()].copy_from_slice(&classes[..per_step]);
+            amounts[place].copy_from_slice(&shares[..per_step]);
+            (actions[at], ends[at], mask[at]) = (action as i32, i32::from(end), 1);
         }
     }
     cache.load_tokens(agent, replay, &rows, &batch.tokens)?;
@@ -133,6 +141,9 @@ fn fill_sequences(
         [(&batch.actions, actions), (&batch.rewards, rewards), (&batch.ends, ends), (&batch.mask, mask)]
     {
         buffer.write(&values)?;
+    }
+    if let Some(buffer) = &batch.amounts {
+        buffer.write(&amounts)?;
     }
     Ok(())
 }

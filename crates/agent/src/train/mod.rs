@@ -5,6 +5,7 @@ mod collection;
 mod config;
 mod error;
 mod evaluation;
+mod init;
 mod learner;
 mod learning;
 mod media;
@@ -25,6 +26,7 @@ pub use config::{
     TrainConfig, WorldModelTraining,
 };
 pub use error::{SetupError, TrainError};
+pub use init::{InitConfig, InitError};
 pub use learner::{Learner, Losses, Objective};
 pub use objectives::{ActorCriticObjective, TokenizerObjective, WorldModelObjective};
 pub use observer::{Event, Observer, Warning};

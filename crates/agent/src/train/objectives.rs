@@ -1,6 +1,6 @@
 //! What each of the three networks is trained for. A new loss term belongs to its network's `loss`, `names` and `named`, a new network here and in `learning`.
 
-use engine::{Bits, Buffer, Device, Lstm, Tape};
+use engine::{Bits, Buffer, Device, Lstm, Shape, Tape};
 
 use super::{Losses, Objective, Phase};
 use crate::layers::Network;
@@ -65,8 +65,10 @@ pub struct WorldModelObjective {
     pub tokens: Buffer,
     /// i32 [B, L]
     pub actions: Buffer,
-    /// The sign of the reward plus one, i32 [B, L].
+    /// The sign of the reward plus one, i32 [B, L]; two bins [B, L, 2] where rewards are learnt as bins.
     pub rewards: Buffer,
+    /// Rewards [B, L], or the shares of the two bins [B, L, 2]; none where signs are learnt.
+    pub amounts: Option<Buffer>,
     /// i32 [B, L]
     pub ends: Buffer,
     /// i32 [B, L]
@@ -76,11 +78,18 @@ pub struct WorldModelObjective {
 impl WorldModelObjective {
     pub fn new(device: &Device, config: &AgentConfig, batch: usize) -> engine::Result<WorldModelObjective> {
         let steps = config.world_model.steps;
+        let reward = config.world_model.reward;
+        let per_reward = match reward.classes() {
+            1 => Shape::from([batch, steps]),
+            classes => Shape::from([batch, steps, classes]),
+        };
+        let amounts = || device.buffer::<f32>("amounts of rewards", per_reward);
         let integers = |name: &str| device.buffer::<i32>(name, [batch, steps]);
         Ok(WorldModelObjective {
             tokens: device.buffer::<i32>("token batch", [batch, steps, config.tokenizer.tokens()])?,
             actions: integers("action batch")?,
-            rewards: integers("reward batch")?,
+            rewards: device.buffer::<i32>("reward batch", per_reward)?,
+            amounts: reward.has_amounts().then(amounts).transpose()?,
             ends: integers("end batch")?,
             mask: integers("mask batch")?,
         })
@@ -107,6 +116,7 @@ impl Objective for WorldModelObjective {
             tokens: tape.buffer(&self.tokens)?,
             actions: tape.buffer(&self.actions)?,
             rewards: tape.buffer(&self.rewards)?,
+            amounts: self.amounts.as_ref().map(|amounts| tape.buffer(amounts)).transpose()?,
             ends: tape.buffer(&self.ends)?,
             mask: tape.buffer(&self.mask)?,
         };

@@ -283,6 +283,7 @@ kernels! {
         log_prob_gradient(
             d: View, logits: View, choices: u64, normaliser: u64, dy: View, actions: usize, n: usize, add: bool,
         );
+        symexp_mean(out: u64, logits: View, normaliser: u64, values: usize, rows: usize, limit: f32);
         entropy(out: u64, logits: View, normaliser: u64, actions: usize, rows: usize);
         entropy_gradient(
             d: View, logits: View, normaliser: u64, entropy: u64, dy: View, actions: usize, n: usize, add: bool,

@@ -27,6 +27,7 @@ mod returns;
 mod rows;
 mod select;
 mod slice;
+mod symlog;
 mod upsample;
 
 pub use cached_attention::KvCache;

@@ -1,5 +1,6 @@
 //! The way back: gradients, where they live and how they are added up.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::Tape;
@@ -41,6 +42,16 @@ impl Tape {
     /// Computes the gradient of a scalar loss for every parameter it depends on. It uses up the record of everything before it: a second loss in
     /// the same step must be computed after this call.
     pub fn backward(&mut self, loss: Tensor) -> Result<()> {
+        self.backward_onto(loss, None)
+    }
+
+    /// [`backward`](Tape::backward) that adds to the gradients of `params` that the step before left, instead of replacing them: how the gradient of
+    /// several batches is summed up.
+    pub fn backward_adding(&mut self, loss: Tensor, params: &Params) -> Result<()> {
+        self.backward_onto(loss, Some(params))
+    }
+
+    fn backward_onto(&mut self, loss: Tensor, kept: Option<&Params>) -> Result<()> {
         const OP: &str = "backward";
         self.check_exact(OP, &[loss])?;
         if loss.len() != 1 {
@@ -64,14 +75,32 @@ impl Tape {
                 gpu.fill_words(one.at(), 1f32.to_bits(), 1)?;
             }
         }
-        self.backward_from(loss, one, DType::F32)
+        let kept = kept.and_then(|params| self.nodes_of(params));
+        self.backward_from(loss, one, DType::F32, kept)
     }
 
-    /// Runs the records backwards from a gradient of `tensor`.
-    pub(crate) fn backward_from(&mut self, tensor: Tensor, gradient: Block, dtype: DType) -> Result<()> {
+    /// Where the nodes of a network's parameters are, if the step uses it.
+    fn nodes_of(&self, params: &Params) -> Option<Range<usize>> {
+        let bound = self.bound.iter().position(|b| Arc::ptr_eq(&b.slot, &params.values.slot))?;
+        let found = self.params.iter().find(|p| p.values == bound)?;
+        let first = found.first_node as usize;
+        Some(first..first + found.count)
+    }
+
+    /// Runs the records backwards from a gradient of `tensor`. Gradients of the nodes in `kept` are added to what is there.
+    pub(crate) fn backward_from(
+        &mut self,
+        tensor: Tensor,
+        gradient: Block,
+        dtype: DType,
+        kept: Option<Range<usize>>,
+    ) -> Result<()> {
         // Gradients of an earlier backward pass in this step do not count any more.
         for node in &mut self.nodes {
             node.grad_written = false;
+        }
+        for node in &mut self.nodes[kept.unwrap_or(0..0)] {
+            node.grad_written = node.grad_home.is_some();
         }
         self.hand_grad(tensor, gradient, dtype)?;
         while let Some(record) = self.records.pop() {

@@ -106,7 +106,7 @@ pub fn evaluate(
         if let Some(gradient) = gradient {
             let mut block = tape.scratch(gradient.len())?;
             block.write(0, gradient)?;
-            tape.backward_from(out, block, DType::F32)?;
+            tape.backward_from(out, block, DType::F32, None)?;
         }
         Ok((values, out.shape().last()))
     })?;

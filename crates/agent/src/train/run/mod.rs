@@ -142,6 +142,7 @@ impl Run {
         let place = Folder::new(folder);
         Run::check_unused(folder)?;
         let agent = Agent::new(device, &config.agent, config.seed).map_err(CheckpointError::from)?;
+        config.init.apply(device, &agent, &mut warn).map_err(SetupError::from)?;
         let replay = place.open_replay(&config, Table::default())?;
         let mut trainer = Trainer::new(device, config, agent, replay, 0)?;
         std::fs::create_dir_all(place.checkpoints_folder()).map_err(failed("create", folder))?;

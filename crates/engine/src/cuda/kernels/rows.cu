@@ -247,6 +247,17 @@ extern "C" __global__ void log_prob_gradient(View d, View logits, const int* cho
     }
 }
 
+// symexp of the mean of values spaced evenly from -limit to limit.
+extern "C" __global__ void symexp_mean(float* out, View logits, const float* normaliser, u32 values, u32 rows, float limit) {
+    EACH(row, rows) {
+        float mean = 0.0f, step = 2.0f * limit / (float)(values - 1);
+        for (u32 v = 0; v < values; v++) {
+            mean += expf(get(logits, (size_t)row * values + v) - normaliser[row]) * ((float)v * step - limit);
+        }
+        out[row] = copysignf(expm1f(fabsf(mean)), mean);
+    }
+}
+
 extern "C" __global__ void entropy(float* out, View logits, const float* normaliser, u32 actions, u32 rows) {
     EACH(row, rows) {
         float sum = 0.0f;
