@@ -348,11 +348,13 @@ pub struct EvaluationConfig {
     pub final_episodes: usize,
     /// Sampling temperature of the policy in evaluations.
     pub temperature: f32,
+    /// Whether evaluations also measure the losses of tokenizer and world model, on the first `episodes` of their games and without dropout.
+    pub losses: bool,
 }
 
 impl Default for EvaluationConfig {
     fn default() -> EvaluationConfig {
-        EvaluationConfig { every: 5, episodes: 16, final_episodes: 100, temperature: 0.5 }
+        EvaluationConfig { every: 5, episodes: 16, final_episodes: 100, temperature: 0.5, losses: false }
     }
 }
 

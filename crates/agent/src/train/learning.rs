@@ -121,11 +121,9 @@ fn fill_sequences(
         for step in 0..segment.len {
             let (record, at) = (segment.first + step, row * steps + segment.pad_before + step);
             rows[at] = Some(record);
-            let Record { action, reward, terminated, truncated } = replay.record(record)?;
-            let end = terminated || truncated && truncation_ends;
-            // The sign of the reward, plus one.
-            let class = 1 + i32::from(reward > 0.0) - i32::from(reward < 0.0);
-            (actions[at], rewards[at], ends[at], mask[at]) = (action as i32, class, i32::from(end), 1);
+            let record = replay.record(record)?;
+            let (class, end) = classes(&record, truncation_ends);
+            (actions[at], rewards[at], ends[at], mask[at]) = (record.action as i32, class, end, 1);
         }
     }
     cache.load_tokens(agent, replay, &rows, &batch.tokens)?;
@@ -135,6 +133,12 @@ fn fill_sequences(
         buffer.write(&values)?;
     }
     Ok(())
+}
+
+/// What the world model predicts of a step: the sign of its reward plus one, and whether the episode ends.
+pub(super) fn classes(record: &Record, truncation_ends: bool) -> (i32, i32) {
+    let end = record.terminated || record.truncated && truncation_ends;
+    (1 + i32::from(record.reward > 0.0) - i32::from(record.reward < 0.0), i32::from(end))
 }
 
 /// Reconstructed frames before the dream, and the tokens of its first.
