@@ -92,6 +92,20 @@ impl Player {
         episodes: usize,
         temperature: f32,
         key: Key,
+        go_on: impl FnMut(usize) -> bool,
+    ) -> Result<Vec<f32>, PlayError> {
+        self.evaluate_watched(agent, game, episodes, temperature, key, |_, _| {}, go_on)
+    }
+
+    /// The same; `watch` hears the number of the game and the action of every step.
+    pub(crate) fn evaluate_watched(
+        &mut self,
+        agent: &Agent,
+        game: &Game,
+        episodes: usize,
+        temperature: f32,
+        key: Key,
+        mut watch: impl FnMut(usize, usize),
         mut go_on: impl FnMut(usize) -> bool,
     ) -> Result<Vec<f32>, PlayError> {
         self.set_key(key);
@@ -116,7 +130,10 @@ impl Player {
                 playing.iter().zip(&actions).map(|(episode, a)| episode.map(|_| *a as usize)).collect();
             let mut seeds = vec![None; places];
             for (place, step) in device.on_host_threads(|| games.step(&actions))?.into_iter().enumerate() {
-                let (Some(episode), Some(step)) = (playing[place], step) else { continue };
+                let (Some(episode), Some(step), Some(action)) = (playing[place], step, actions[place]) else {
+                    continue;
+                };
+                watch(episode, action);
                 returns[episode] += step.reward;
                 if step.done() {
                     finished += 1;

@@ -72,6 +72,7 @@ pub enum Command {
     Config(ConfigArgs),
     Import(ImportArgs),
     Export(ExportArgs),
+    ExportEpisodes(ExportEpisodesArgs),
     Bench(BenchArgs),
     Report(ReportArgs),
     /// Check this program and this machine: processor, GPU, libraries, ROMs, and a self-test.
@@ -368,6 +369,24 @@ pub struct ExportArgs {
     /// File to write, such as last.safetensors.
     #[arg(long)]
     pub out: PathBuf,
+}
+
+/// Write a run's recorded episodes as NumPy arrays.
+///
+/// `numpy.load(FILE)` gives `observations` (uint8, [T, H, W, 3]), `actions`, `rewards`, `terminations` and `truncations` ([T]), and `episode_starts`, the index
+/// of each episode's first step. Observation t is the frame that action t was chosen from. The last episode may be unfinished. The run may be going on.
+#[derive(clap::Args)]
+pub struct ExportEpisodesArgs {
+    /// Run folder.
+    pub run: PathBuf,
+
+    /// File to write, such as episodes.npz.
+    #[arg(long)]
+    pub out: PathBuf,
+
+    /// Newest episodes to write; by default all that the replay holds.
+    #[arg(long, value_parser = up_to(u64::MAX))]
+    pub episodes: Option<usize>,
 }
 
 /// Time the paper-size networks and the games on this machine.

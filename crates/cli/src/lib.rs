@@ -9,6 +9,7 @@ mod device;
 mod doctor;
 mod dream;
 mod eval;
+mod export_episodes;
 mod forecast;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -64,6 +65,7 @@ fn run(command: args::Command) -> Result<Ended> {
         args::Command::Config(args) => config::print(&args)?,
         args::Command::Import(args) => convert::import(args)?,
         args::Command::Export(args) => convert::export(args)?,
+        args::Command::ExportEpisodes(args) => export_episodes::run(args)?,
         args::Command::Bench(args) => bench::run(args)?,
         args::Command::Report(args) => report::run(args)?,
         args::Command::Doctor => doctor::run()?,

@@ -198,17 +198,32 @@ fn source_files_say_what_they_are() {
 fn every_metric_of_a_run_is_explained() {
     let scratch = Scratch::new("metrics-explained");
     let run = scratch.0.join("run");
-    let output = train(&run, &["tokenizer.perceptual=random"]);
+    let output = train(&run, &["tokenizer.perceptual=random", "evaluation.losses=true"]);
     assert!(output.status.success(), "{}", stderr(&output));
-    let mut logged = BTreeSet::new();
-    for line in std::fs::read_to_string(run.join("metrics.jsonl")).unwrap().lines() {
-        let metrics: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).unwrap();
-        logged.extend(metrics.into_iter().map(|(name, _)| name));
-    }
     let text = std::fs::read_to_string(root().join("docs/metrics.md")).unwrap();
-    let explained: BTreeSet<String> = text
-        .lines()
-        .filter_map(|line| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_string()))
-        .collect();
-    assert_eq!(logged, explained);
+    // Each file has its part, with a table.
+    let (first, others) = text.split_once("\n## ").unwrap();
+    let part =
+        |heading: &str| others.split("## ").find(|part| part.starts_with(heading)).unwrap().to_string();
+    for (file, part) in [
+        ("metrics.jsonl", first.to_string()),
+        ("episodes.jsonl", part("Episodes")),
+        ("timing.jsonl", part("Times")),
+    ] {
+        let mut logged = BTreeSet::new();
+        for line in std::fs::read_to_string(run.join(file)).unwrap().lines() {
+            let metrics: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).unwrap();
+            for (name, value) in metrics {
+                match value.as_object() {
+                    Some(parts) => logged.extend(parts.keys().map(|part| format!("{name}.{part}"))),
+                    None => _ = logged.insert(name),
+                }
+            }
+        }
+        let explained: BTreeSet<String> = part
+            .lines()
+            .filter_map(|line| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_string()))
+            .collect();
+        assert_eq!(logged, explained, "{file}");
+    }
 }

@@ -3,6 +3,7 @@
 use engine::Rng;
 use envs::Env;
 
+use super::played::Played;
 use super::{Epoch, Phase, Result, SetupError, Stream, Trainer};
 use crate::player::episode_seed;
 use crate::replay::{Record, Replay};
@@ -18,7 +19,7 @@ impl Trainer {
         self.warm_player_up()?;
         let mut frame = vec![0; self.frame_bytes()];
         let mut total = 0.0;
-        let mut finished = 0;
+        let mut played = Played::new(actions as usize);
         for step in 0..config.steps {
             if self.replay.open_episode().is_none() {
                 let seed = episode_seed(self.config.seed, self.replay.table().records);
@@ -38,13 +39,21 @@ impl Trainer {
             };
             let outcome = self.env.step(chosen as usize)?;
             total += outcome.reward;
-            finished += usize::from(outcome.done());
+            played.count_action(chosen as usize);
             self.replay.push(&frame, Record::new(chosen, outcome))?;
+            if let Some(episode) = self.replay.table().episodes.last().filter(|_| outcome.done()) {
+                // It may have begun epochs ago.
+                let records = episode.start..episode.end();
+                let total: Result<f32> =
+                    records.map(|record| -> Result<f32> { Ok(self.replay.record(record)?.reward) }).sum();
+                played.add_episode(total?, episode.len);
+            }
             epoch.progress(Phase::Collection, step + 1, config.steps)?;
         }
         epoch.metrics.add("collection/reward_per_step", total / config.steps as f32);
-        epoch.metrics.add("collection/episodes", finished as f32);
+        epoch.metrics.add("collection/episodes", played.episodes() as f32);
         epoch.metrics.add("collection/steps", self.replay.table().records as f32);
+        epoch.played.insert(Phase::Collection.name().into(), played.summary(&self.env.action_names()));
         Ok(())
     }
 

@@ -355,11 +355,13 @@ pub struct EvaluationConfig {
     pub final_episodes: usize,
     /// Sampling temperature of the policy in evaluations.
     pub temperature: f32,
+    /// Whether evaluations also measure the losses of tokenizer and world model, on the first `episodes` of their games and without dropout.
+    pub losses: bool,
 }
 
 impl Default for EvaluationConfig {
     fn default() -> EvaluationConfig {
-        EvaluationConfig { every: 5, episodes: 16, final_episodes: 100, temperature: 0.5 }
+        EvaluationConfig { every: 5, episodes: 16, final_episodes: 100, temperature: 0.5, losses: false }
     }
 }
 
@@ -415,7 +417,8 @@ mod tests {
     #[test]
     fn the_last_evaluation_can_be_left_out() {
         let games = |every, final_episodes, finished| {
-            let config = EvaluationConfig { every, episodes: 3, final_episodes, temperature: 1.0 };
+            let config =
+                EvaluationConfig { every, episodes: 3, final_episodes, temperature: 1.0, losses: false };
             config.episodes_after(finished, 10)
         };
         assert_eq!([1, 5, 10].map(|finished| games(5, 7, finished)), [0, 3, 7]);

@@ -2,6 +2,8 @@
 
 use engine::Key;
 
+use super::held_out::HeldOut;
+use super::played::Played;
 use super::{Epoch, Phase, Result, Stream, TrainError, Trainer};
 use crate::player::evaluation_seed;
 use crate::{PlayError, Player};
@@ -15,13 +17,26 @@ impl Trainer {
         self.config.evaluation.episodes_after(self.epoch + 1, self.config.epochs)
     }
 
-    pub(super) fn evaluate(&mut self, epoch: &mut Epoch) -> Result<()> {
+    /// Steps of the games that were played.
+    pub(super) fn evaluate(&mut self, epoch: &mut Epoch) -> Result<usize> {
         let config = &self.config.evaluation;
         let episodes = self.evaluation_episodes();
         let mut player = Player::new(&self.device, &self.agent, episodes.min(32))?;
         let key = Key { seed: evaluation_seed(self.config.seed), ..self.key(Stream::Evaluate) };
+        let names = self.env.action_names();
+        let mut played = Played::new(names.len());
+        let mut lengths = vec![0; episodes];
+        let kept = if config.losses { config.episodes.min(episodes) } else { 0 };
+        let mut held_out: Vec<HeldOut> = (0..kept).map(|number| HeldOut::new(key.seed, number)).collect();
+        let watch = |episode: usize, action: usize| {
+            lengths[episode] += 1;
+            if let Some(game) = held_out.get_mut(episode) {
+                game.actions.push(action as u32);
+            }
+            played.count_action(action);
+        };
         let returns = player
-            .evaluate(&self.agent, &self.game, episodes, config.temperature, key, |done| {
+            .evaluate_watched(&self.agent, &self.game, episodes, config.temperature, key, watch, |done| {
                 epoch.progress(Phase::Evaluation, done, episodes).is_ok()
             })
             .map_err(|e| match e {
@@ -31,6 +46,9 @@ impl Trainer {
         let mean = returns.iter().sum::<f32>() / returns.len() as f32;
         epoch.metrics.add("evaluation/return", mean);
         epoch.metrics.add("evaluation/progress", self.game.progress(mean));
-        Ok(())
+        returns.iter().zip(&lengths).for_each(|(total, length)| played.add_episode(*total, *length));
+        epoch.played.insert(Phase::Evaluation.name().into(), played.summary(&names));
+        self.measure_held_out(&held_out, episodes, epoch)?;
+        Ok(lengths.iter().sum())
     }
 }

@@ -5,7 +5,7 @@ use engine::Rng;
 use super::cache::Cache;
 use super::{Epoch, Phase, Result, Schedule, Stream, Trainer, WorldModelObjective};
 use crate::replay::{Record, Replay, Segment};
-use crate::{Acting, Agent, Dreamer};
+use crate::{Acting, Agent, Dreamer, RewardModel};
 
 impl Trainer {
     pub(super) fn learn_tokenizer(&mut self, epoch: &mut Epoch) -> Result<()> {
@@ -118,34 +118,59 @@ fn fill_sequences(
     truncation_ends: bool,
 ) -> Result<()> {
     let mut rows = vec![None; segments.len() * steps];
-    let [mut actions, mut ends, mut mask] = [(); 3].map(|()| vec![0i32; segments.len() * steps]);
-    let reward_model = agent.config.world_model.reward;
-    let per_step = reward_model.classes();
-    let mut rewards = vec![0i32; rows.len() * per_step];
-    let mut amounts = vec![0f32; rows.len() * per_step];
+    let mut targets = Targets::new(agent.config.world_model.reward, truncation_ends, rows.len());
     for (row, segment) in segments.iter().enumerate() {
         for step in 0..segment.len {
             let (record, at) = (segment.first + step, row * steps + segment.pad_before + step);
             rows[at] = Some(record);
-            let Record { action, reward, terminated, truncated } = replay.record(record)?;
-            let end = terminated || truncated && truncation_ends;
-            let (classes, shares) = reward_model.target(reward);
-            let place = at * per_step..(at + 1) * per_step;
-            rewards[place.clone()].copy_from_slice(&classes[..per_step]);
-            amounts[place].copy_from_slice(&shares[..per_step]);
-            (actions[at], ends[at], mask[at]) = (action as i32, i32::from(end), 1);
+            targets.set(at, &replay.record(record)?);
         }
     }
     cache.load_tokens(agent, replay, &rows, &batch.tokens)?;
-    for (buffer, values) in
-        [(&batch.actions, actions), (&batch.rewards, rewards), (&batch.ends, ends), (&batch.mask, mask)]
-    {
-        buffer.write(&values)?;
+    Ok(targets.write(batch)?)
+}
+
+/// Actions of the steps of a batch, and what the world model is to predict of them. Steps that are not set are padding.
+pub(super) struct Targets {
+    model: RewardModel,
+    /// Whether a time limit counts as an end.
+    truncation_ends: bool,
+    actions: Vec<i32>,
+    /// [steps, classes]
+    rewards: Vec<i32>,
+    /// [steps, classes]
+    amounts: Vec<f32>,
+    ends: Vec<i32>,
+    mask: Vec<i32>,
+}
+
+impl Targets {
+    pub fn new(model: RewardModel, truncation_ends: bool, steps: usize) -> Targets {
+        let [actions, ends, mask] = [(); 3].map(|()| vec![0; steps]);
+        let (rewards, amounts) = (vec![0; steps * model.classes()], vec![0.0; steps * model.classes()]);
+        Targets { model, truncation_ends, actions, rewards, amounts, ends, mask }
     }
-    if let Some(buffer) = &batch.amounts {
-        buffer.write(&amounts)?;
+
+    pub fn set(&mut self, at: usize, record: &Record) {
+        let count = self.model.classes();
+        let (classes, amounts) = self.model.target(record.reward);
+        self.rewards[at * count..][..count].copy_from_slice(&classes[..count]);
+        self.amounts[at * count..][..count].copy_from_slice(&amounts[..count]);
+        let end = record.terminated || record.truncated && self.truncation_ends;
+        (self.actions[at], self.ends[at], self.mask[at]) = (record.action as i32, i32::from(end), 1);
     }
-    Ok(())
+
+    pub fn write(&self, batch: &WorldModelObjective) -> engine::Result<()> {
+        for (buffer, values) in [
+            (&batch.actions, &self.actions),
+            (&batch.rewards, &self.rewards),
+            (&batch.ends, &self.ends),
+            (&batch.mask, &self.mask),
+        ] {
+            buffer.write(values)?;
+        }
+        batch.amounts.iter().try_for_each(|buffer| buffer.write(&self.amounts))
+    }
 }
 
 /// Reconstructed frames before the dream, and the tokens of its first.

@@ -5,6 +5,7 @@ mod collection;
 mod config;
 mod error;
 mod evaluation;
+mod held_out;
 mod init;
 mod learner;
 mod learning;
@@ -12,8 +13,10 @@ mod media;
 mod objectives;
 mod observer;
 mod phase;
+mod played;
 mod run;
 mod tensorboard;
+mod timing;
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -38,6 +41,7 @@ use crate::replay::Replay;
 use crate::{Agent, Dreamer, Perceptual, Player};
 use cache::{Cache, Capacity};
 use phase::Stream;
+use timing::Clock;
 
 type Result<T, E = TrainError> = std::result::Result<T, E>;
 
@@ -55,6 +59,16 @@ impl Metrics {
 struct Epoch<'a> {
     observer: &'a mut dyn Observer,
     metrics: Metrics,
+    /// What was played, by phase.
+    played: serde_json::Map<String, serde_json::Value>,
+    clock: Clock,
+}
+
+/// What an epoch leaves behind beside the trainer's new state.
+struct Made {
+    metrics: Metrics,
+    played: serde_json::Map<String, serde_json::Value>,
+    clock: Clock,
 }
 
 impl Epoch<'_> {
@@ -87,8 +101,8 @@ pub struct Trainer {
 /// Trains until all epochs are over, and saves the run after each.
 pub fn train(run: &mut Run, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
     while trainer.epoch < trainer.config.epochs {
-        let metrics = trainer.make_epoch(observer)?;
-        let stopped = run.save(trainer, &metrics, observer)?.is_break();
+        let made = trainer.make_epoch(observer)?;
+        let stopped = run.save(trainer, made, observer)?.is_break();
         if stopped && trainer.epoch < trainer.config.epochs {
             return Err(TrainError::Interrupted);
         }
@@ -98,20 +112,27 @@ pub fn train(run: &mut Run, trainer: &mut Trainer, observer: &mut dyn Observer) 
 
 impl Trainer {
     /// One epoch of the paper's Algorithm 1.
-    fn make_epoch(&mut self, observer: &mut dyn Observer) -> Result<Vec<(String, f64)>> {
-        let mut epoch = Epoch { observer, metrics: Metrics::default() };
+    fn make_epoch(&mut self, observer: &mut dyn Observer) -> Result<Made> {
+        let (metrics, played, clock) = (Metrics::default(), Default::default(), Clock::start());
+        let mut epoch = Epoch { observer, metrics, played, clock };
         let number = self.epoch + 1;
         if self.epoch < self.config.collection.epochs {
             self.collect(&mut epoch)?;
+            epoch.clock.lap(Phase::Collection, self.config.collection.steps);
         }
         self.learn_tokenizer(&mut epoch).map_err(|e| e.in_phase(Phase::Tokenizer, number))?;
+        epoch.clock.lap(Phase::Tokenizer, self.config.tokenizer.schedule.updates_in(self.epoch));
         self.learn_world_model(&mut epoch).map_err(|e| e.in_phase(Phase::WorldModel, number))?;
+        epoch.clock.lap(Phase::WorldModel, self.config.world_model.schedule.updates_in(self.epoch));
         self.learn_actor_critic(&mut epoch).map_err(|e| e.in_phase(Phase::ActorCritic, number))?;
+        epoch.clock.lap(Phase::ActorCritic, self.config.actor_critic.schedule.updates_in(self.epoch));
         if self.is_time_to_evaluate() {
-            self.evaluate(&mut epoch)?;
+            let steps = self.evaluate(&mut epoch)?;
+            epoch.clock.lap(Phase::Evaluation, steps);
         }
         self.epoch = number;
-        Ok(epoch.metrics.0)
+        let Epoch { metrics, played, clock, .. } = epoch;
+        Ok(Made { metrics, played, clock })
     }
 
     /// A run with these networks and this replay, after `epoch` epochs. The game that was being played is played again up to where it was.

@@ -31,6 +31,29 @@ impl TokenizerObjective {
         let frames = device.buffer::<u8>("frame batch", [batch, size, size, 3])?;
         Ok(TokenizerObjective { frames, perceptual, squared_weight })
     }
+
+    /// Does something while dropout is off.
+    pub(super) fn without_dropout<R>(&mut self, act: impl FnOnce(&Self) -> R) -> R {
+        let off = |perceptual: &mut Perceptual| std::mem::take(&mut perceptual.dropout);
+        let dropout = self.perceptual.as_mut().map(off);
+        let result = act(self);
+        if let Some((perceptual, dropout)) = self.perceptual.as_mut().zip(dropout) {
+            perceptual.dropout = dropout;
+        }
+        result
+    }
+
+    /// The losses over frames u8 [N, H, W, 3].
+    pub(super) fn losses_of(
+        &self,
+        tape: &mut Tape,
+        model: &Tokenizer,
+        frames: &Buffer,
+    ) -> engine::Result<TokenizerLosses> {
+        let frames = tape.buffer(frames)?;
+        let x = crate::tokenizer::from_bytes(tape, frames)?;
+        model.loss(tape, x, self.perceptual.as_ref(), self.squared_weight)
+    }
 }
 
 impl Objective for TokenizerObjective {
@@ -52,9 +75,7 @@ impl Objective for TokenizerObjective {
     }
 
     fn losses(&self, tape: &mut Tape, model: &Tokenizer) -> engine::Result<Losses> {
-        let frames = tape.buffer(&self.frames)?;
-        let x = crate::tokenizer::from_bytes(tape, frames)?;
-        let losses = model.loss(tape, x, self.perceptual.as_ref(), self.squared_weight)?;
+        let losses = self.losses_of(tape, model, &self.frames)?;
         Ok(Losses { total: losses.total, named: losses.named() })
     }
 }
@@ -94,6 +115,24 @@ impl WorldModelObjective {
             mask: integers("mask batch")?,
         })
     }
+
+    /// The losses, with dropout if `train`.
+    pub(super) fn losses_if(
+        &self,
+        tape: &mut Tape,
+        model: &WorldModel,
+        train: bool,
+    ) -> engine::Result<WorldModelLosses> {
+        let batch = WorldModelBatch {
+            tokens: tape.buffer(&self.tokens)?,
+            actions: tape.buffer(&self.actions)?,
+            rewards: tape.buffer(&self.rewards)?,
+            amounts: self.amounts.as_ref().map(|amounts| tape.buffer(amounts)).transpose()?,
+            ends: tape.buffer(&self.ends)?,
+            mask: tape.buffer(&self.mask)?,
+        };
+        model.loss(tape, &batch, train)
+    }
 }
 
 impl Objective for WorldModelObjective {
@@ -112,15 +151,7 @@ impl Objective for WorldModelObjective {
     }
 
     fn losses(&self, tape: &mut Tape, model: &WorldModel) -> engine::Result<Losses> {
-        let batch = WorldModelBatch {
-            tokens: tape.buffer(&self.tokens)?,
-            actions: tape.buffer(&self.actions)?,
-            rewards: tape.buffer(&self.rewards)?,
-            amounts: self.amounts.as_ref().map(|amounts| tape.buffer(amounts)).transpose()?,
-            ends: tape.buffer(&self.ends)?,
-            mask: tape.buffer(&self.mask)?,
-        };
-        let losses = model.loss(tape, &batch, true)?;
+        let losses = self.losses_if(tape, model, true)?;
         Ok(Losses { total: losses.total, named: losses.named().to_vec() })
     }
 }

@@ -64,10 +64,11 @@ impl Drop for Scratch {
 /// The event file of TensorBoard.
 pub const EVENTS: &str = "tensorboard/events.out.tfevents.0.iris";
 
-/// All that must be the same at the end of a run: newest checkpoint, metrics, replay.
+/// All that must be the same at the end of a run: newest checkpoint, metrics, replay. `timing.jsonl` is not.
 pub fn results(run: &Path) -> Vec<(String, Vec<u8>)> {
     let files = [
         "metrics.jsonl",
+        "episodes.jsonl",
         EVENTS,
         "replay/000000.data",
         "replay/000000.index",

@@ -4,6 +4,8 @@
 //! config.toml            the resolved config
 //! metrics.jsonl          one line per epoch
 //! tensorboard/           the same as an event file
+//! episodes.jsonl         what was played in each epoch
+//! timing.jsonl           where the time of each epoch went
 //! media/000012/          pictures of what the networks made of things after 12 epochs
 //! replay/                see `Replay`
 //! checkpoints/000012/    all state after 12 epochs; the last two are kept
@@ -11,6 +13,7 @@
 //! ```
 
 mod folder;
+mod lines;
 mod metrics;
 pub(crate) mod optimisers;
 pub(crate) mod state;
@@ -21,18 +24,21 @@ use std::path::{Path, PathBuf};
 
 use engine::{Device, Error};
 
-use super::{Event, Observer, SetupError, TrainConfig, TrainError, Trainer, Warning};
+use super::{Event, Made, Observer, SetupError, TrainConfig, TrainError, Trainer, Warning};
 use crate::checkpoint::{AGENT_FILE, CheckpointError};
 use crate::files::{FileError, failed, parent, sync_folder, write_atomically, write_synced};
 use crate::replay::{Replay, ReplayError, Table};
 use crate::{Agent, ConfigError};
 use folder::{Folder, OPTIMISERS_FILE, STATE_FILE};
-use metrics::MetricsFile;
+use lines::{Line, Lines, numbers};
+use metrics::{METRICS_FILE, MetricsFile};
 pub use state::StateError;
 use state::{Checksums, State};
 
 /// Checkpoints that are kept.
 const KEPT: usize = 2;
+const EPISODES_FILE: &str = "episodes.jsonl";
+const TIMING_FILE: &str = "timing.jsonl";
 
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -112,6 +118,8 @@ pub struct Resume {
 pub struct Run {
     folder: Folder,
     metrics: MetricsFile,
+    episodes: Lines,
+    timing: Lines,
     /// Checkpoints that can be read, oldest first.
     kept: Vec<Kept>,
     _lock: File,
@@ -151,7 +159,8 @@ impl Run {
         Run::check_unused(folder)?;
         trainer.replay.begin_writing()?;
         let metrics = MetricsFile::new(folder);
-        let mut run = Run { folder: place, metrics, kept: Vec::new(), _lock: lock };
+        let [episodes, timing] = [EPISODES_FILE, TIMING_FILE].map(|name| Lines::new(folder.join(name)));
+        let mut run = Run { folder: place, metrics, episodes, timing, kept: Vec::new(), _lock: lock };
         run.write_config(document)?;
         sync_folder(parent(folder))?;
         run.write_checkpoint(&mut trainer, &mut warn)?;
@@ -163,7 +172,8 @@ impl Run {
         if Run::is_in(folder) {
             return Err(RunError::Exists { path: folder.into() });
         }
-        if folder.join("metrics.jsonl").metadata().is_ok_and(|file| file.len() > 0) {
+        let measured = [METRICS_FILE, EPISODES_FILE, TIMING_FILE];
+        if measured.iter().any(|name| folder.join(name).metadata().is_ok_and(|file| file.len() > 0)) {
             return Err(RunError::Leftovers { path: folder.into() });
         }
         match Agent::is_in(folder) {
@@ -201,6 +211,13 @@ impl Run {
         let kept = folder.tidy(&state, &mut warn)?;
         trainer.replay.begin_writing()?;
         let metrics = MetricsFile::resume(folder.path(), &state, &mut warn)?;
+        let mut resume = |name: &str, mark, what| {
+            Lines::resume(folder.path().join(name), state.epoch, mark, what, &mut warn)
+                .map(|(lines, _)| lines)
+        };
+        let episodes = resume(EPISODES_FILE, state.episodes, "returns and lengths")?;
+        // Written after the checkpoint, which therefore does not know it.
+        let timing = resume(TIMING_FILE, None, "times")?;
         if options.epochs.is_some() {
             for checkpoint in &kept {
                 let mut state = folder::read_state(&checkpoint.path)?;
@@ -210,7 +227,7 @@ impl Run {
                 }
             }
         }
-        Ok((Run { folder, metrics, kept, _lock: lock }, trainer))
+        Ok((Run { folder, metrics, episodes, timing, kept, _lock: lock }, trainer))
     }
 
     /// Whether there is a run in a folder.
@@ -266,10 +283,11 @@ impl Run {
     pub(super) fn save(
         &mut self,
         trainer: &mut Trainer,
-        metrics: &[(String, f64)],
+        made: Made,
         observer: &mut dyn Observer,
     ) -> Result<ControlFlow<()>, TrainError> {
         let epoch = trainer.epoch;
+        let metrics = &made.metrics.0[..];
         let mut stopped = false;
         let mut tell = |event: Event| stopped |= observer.event(event).is_break();
         tell(Event::Epoch { epoch, metrics });
@@ -280,7 +298,11 @@ impl Run {
             }
         }
         self.metrics.append(epoch, metrics).map_err(RunError::from)?;
+        let mut played = Line::from_iter([("epoch".to_string(), epoch.into())]);
+        played.extend(made.played);
+        self.episodes.append(&played).map_err(RunError::from)?;
         self.write_checkpoint(trainer, &mut |text| tell(Event::Warning(Warning::Files(text))))?;
+        self.timing.append(&numbers(epoch, &made.clock.saved())).map_err(RunError::from)?;
         tell(Event::Saved { epoch });
         Ok(if stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     }
@@ -300,10 +322,11 @@ impl Run {
         let checksums = Checksums {
             agent: write(&agent, trainer.agent.to_bytes(None, &agent)?)?,
             optimisers: write(&optimisers, optimisers::to_bytes(&trainer.agent, &optimisers)?)?,
-            metrics: self.metrics.checksum,
+            metrics: self.metrics.lines.checksum,
         };
         let (config, table) = (trainer.config.clone(), trainer.replay.table().clone());
-        let state = State::new(trainer.epoch, config, table, self.metrics.bytes, checksums);
+        let mut state = State::new(trainer.epoch, config, table, self.metrics.lines.bytes, checksums);
+        state.episodes = Some(self.episodes.mark());
         let path = partial.join(STATE_FILE);
         write(&path, state.to_bytes().map_err(|reason| RunError::State { path: path.clone(), reason })?)?;
         sync_folder(&partial)?;

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::super::TrainConfig;
+use super::lines::Mark;
 use crate::ConfigError;
 use crate::player::episode_seed;
 use crate::replay::{Table, TableError};
@@ -22,6 +23,9 @@ pub(crate) struct State {
     pub metrics_bytes: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checksums: Option<Checksums>,
+    /// Of the file of episodes. Older programs did not write one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub episodes: Option<Mark>,
 }
 
 /// CRC-32 of the other files.
@@ -78,7 +82,8 @@ impl State {
         metrics_bytes: u64,
         checksums: Checksums,
     ) -> State {
-        State { version: VERSION, epoch, config, replay, metrics_bytes, checksums: Some(checksums) }
+        let (checksums, episodes) = (Some(checksums), None);
+        State { version: VERSION, epoch, config, replay, metrics_bytes, checksums, episodes }
     }
 
     /// JSON whose first key is the checksum of the text after it.

@@ -1,0 +1,170 @@
+//! NumPy archives: a zip of uncompressed `.npy` files, as `numpy.savez` writes them, array by array without holding one in memory.
+
+use std::fs::File;
+use std::io::{BufWriter, Error, Write};
+use std::path::{Path, PathBuf};
+
+use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, DateTime, ZipWriter};
+
+use crate::files::{FileError, failed, parent, sync_folder};
+
+type Result<T, E = FileError> = std::result::Result<T, E>;
+
+/// Element types, all little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dtype {
+    Bool,
+    U8,
+    I32,
+    I64,
+    F32,
+}
+
+impl Dtype {
+    /// NumPy's name of it.
+    fn name(self) -> &'static str {
+        match self {
+            Dtype::Bool => "|b1",
+            Dtype::U8 => "|u1",
+            Dtype::I32 => "<i4",
+            Dtype::I64 => "<i8",
+            Dtype::F32 => "<f4",
+        }
+    }
+}
+
+/// An archive that is being written. It appears under its name when it is finished; dropped before, it leaves nothing behind.
+pub(crate) struct Npz {
+    path: PathBuf,
+    partial: PathBuf,
+    /// `None` once it is finished.
+    zip: Option<ZipWriter<BufWriter<File>>>,
+}
+
+impl Npz {
+    pub fn create(path: &Path) -> Result<Npz> {
+        if path.exists() && !path.is_file() {
+            return Err(failed("write", path)(Error::other("it is not a regular file")));
+        }
+        let mut name = path.file_name().unwrap_or_default().to_os_string();
+        name.push(".partial");
+        let partial = path.with_file_name(name);
+        let file = File::create(&partial).map_err(failed("write", path))?;
+        Ok(Npz { path: path.into(), partial, zip: Some(ZipWriter::new(BufWriter::new(file))) })
+    }
+
+    /// Begins an array, whose elements follow with [`write`](Npz::write).
+    pub fn array(&mut self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<()> {
+        let options = SimpleFileOptions::default()
+            .compression_method(CompressionMethod::Stored)
+            // The same bytes whenever it is written.
+            .last_modified_time(DateTime::default())
+            .large_file(true);
+        let header = header(dtype, shape);
+        self.with(|zip| {
+            zip.start_file(format!("{name}.npy"), options)?;
+            zip.write_all(&header)
+        })
+    }
+
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.with(|zip| zip.write_all(bytes))
+    }
+
+    /// Syncs the archive and gives it its name.
+    pub fn finish(mut self) -> Result<()> {
+        let Some(zip) = self.zip.take() else { return Ok(()) };
+        let finish = || -> std::io::Result<()> {
+            let file = zip.finish()?.into_inner().map_err(|e| e.into_error())?;
+            file.sync_all()?;
+            std::fs::rename(&self.partial, &self.path)
+        };
+        if let Err(error) = finish() {
+            let _ = std::fs::remove_file(&self.partial);
+            return Err(failed("write", &self.path)(error));
+        }
+        sync_folder(parent(&self.path))
+    }
+
+    fn with(
+        &mut self,
+        act: impl FnOnce(&mut ZipWriter<BufWriter<File>>) -> std::io::Result<()>,
+    ) -> Result<()> {
+        match &mut self.zip {
+            Some(zip) => act(zip).map_err(failed("write", &self.path)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Npz {
+    fn drop(&mut self) {
+        if self.zip.take().is_some() {
+            let _ = std::fs::remove_file(&self.partial);
+        }
+    }
+}
+
+/// What an `.npy` file of version 1.0 starts with: magic, version, length, a Python dictionary, spaces up to a multiple of 64 bytes.
+fn header(dtype: Dtype, shape: &[usize]) -> Vec<u8> {
+    let sizes: String = shape.iter().map(|size| format!("{size},")).collect();
+    let dictionary = format!("{{'descr': '{}', 'fortran_order': False, 'shape': ({sizes}), }}", dtype.name());
+    // Magic, version and length take ten bytes, the line's end one.
+    let length = (10 + dictionary.len() + 1).next_multiple_of(64) - 10;
+    let mut header = b"\x93NUMPY\x01\x00".to_vec();
+    header.extend((length as u16).to_le_bytes());
+    header.extend(format!("{dictionary:<width$}\n", width = length - 1).bytes());
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn headers_have_the_documented_form() {
+        let header = header(Dtype::F32, &[3]);
+        assert_eq!(header.len(), 128);
+        assert_eq!(header[..10], *b"\x93NUMPY\x01\x00\x76\x00");
+        let text = std::str::from_utf8(&header[10..]).unwrap();
+        assert!(text.starts_with("{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }  "), "{text}");
+        assert!(text.ends_with(" \n"));
+    }
+
+    #[test]
+    fn an_archive_is_there_whole_or_not_at_all() {
+        let folder = std::env::temp_dir().join(format!("iris-npz-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("a.npz");
+        let mut npz = Npz::create(&path).unwrap();
+        npz.array("a", Dtype::U8, &[2]).unwrap();
+        drop(npz);
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+
+        let write = || {
+            let mut npz = Npz::create(&path).unwrap();
+            npz.array("a", Dtype::U8, &[2]).unwrap();
+            npz.write(&[7]).unwrap();
+            npz.write(&[8]).unwrap();
+            npz.array("b", Dtype::I64, &[0]).unwrap();
+            npz.finish().unwrap();
+            std::fs::read(&path).unwrap()
+        };
+        assert!(write() == write(), "the bytes depend on more than the contents");
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+        let mut zip = zip::ZipArchive::new(File::open(&path).unwrap()).unwrap();
+        assert_eq!(zip.len(), 2);
+        let mut bytes = Vec::new();
+        zip.by_name("a.npy").unwrap().read_to_end(&mut bytes).unwrap();
+        assert_eq!(bytes[128..], [7, 8]);
+        assert_eq!(zip.by_name("b.npy").unwrap().size(), 128);
+
+        // A folder of that name is left alone.
+        let error = Npz::create(&folder).err().unwrap().to_string();
+        assert!(error.ends_with("it is not a regular file"), "{error}");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
