@@ -29,6 +29,8 @@ fn a_tokenizer_moves_to_another_game() {
     let game = [
         "--env",
         "arcade/breakout",
+        "--seed",
+        "5",
         "--init",
         from,
         "tokenizer.schedule.start_after=9",
