@@ -5,6 +5,7 @@ use std::error::Error;
 use agent::train::{RunError, SetupError, TrainError};
 use agent::{PlayError, ReplayError, SceneError};
 use envs::EnvError;
+use report::ReportError;
 
 use crate::output::program;
 
@@ -36,6 +37,17 @@ fn on_cause(cause: &(dyn Error + 'static)) -> Option<String> {
         .or_else(|| advice(cause, on_scene))
         .or_else(|| advice(cause, on_game))
         .or_else(|| advice(cause, on_replay))
+        .or_else(|| advice(cause, on_report))
+}
+
+fn on_report(error: &ReportError) -> Option<String> {
+    match error {
+        ReportError::UnknownGames { .. } => {
+            Some("Give them with --references FILE, {\"Game\": [random, human]}".into())
+        }
+        ReportError::RepeatedAgent { .. } => Some("Rename a file, or name the runs with --name".into()),
+        _ => None,
+    }
 }
 
 fn on_training(error: &TrainError) -> Option<String> {
@@ -52,6 +64,7 @@ fn on_setup(error: &SetupError) -> Option<String> {
     match error {
         SetupError::Env(error) => on_game(error),
         SetupError::Replay(error) => on_replay(error),
+        SetupError::NoPerceptual { .. } => Some("Use \"random\" or \"none\"".into()),
         _ => None,
     }
 }

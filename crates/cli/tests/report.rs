@@ -141,7 +141,7 @@ fn mistakes_are_one_line() {
     let scratch = Scratch::new("mistakes");
     std::fs::write(scratch.0.join("mine.json"), r#"{"Zaxxon": [1.0]}"#).unwrap();
     let cases: [(&[&str], &str); 5] = [
-        (&["mine.json"], "no random and human score for Zaxxon"),
+        (&["mine.json"], "no random and human score for Zaxxon. Give them with --references FILE"),
         (&["--agents", "Dreamer"], "no published agent is called Dreamer"),
         (&["--rng", "numpy", "--seed", "4294967296"], "numpy's seeds end at 4294967295"),
         (&["--reps", "0"], "at least one replicate is needed"),

@@ -23,9 +23,7 @@ pub enum ReportError {
     NotAScore { path: PathBuf, game: String, run: usize, found: String },
     #[error("{path} names {game} twice")]
     RepeatedGame { path: PathBuf, game: String },
-    #[error(
-        "{path}: no random and human score for {games}; give them with --references FILE, {{\"Game\": [random, human]}}"
-    )]
+    #[error("{path}: no random and human score for {games}")]
     UnknownGames { path: PathBuf, games: String },
     #[error("{path} holds no scores")]
     NoScores { path: PathBuf },
@@ -43,7 +41,7 @@ pub enum ReportError {
         "{path}: {game} must be [random, human], two different numbers; a human (or perfect) player scores more"
     )]
     Reference { path: PathBuf, game: String },
-    #[error("two agents are called {name}: rename a file, or name the runs with --name")]
+    #[error("two agents are called {name}")]
     RepeatedAgent { name: String },
     #[error("no published agent is called {name}; there are {known}, all and none")]
     UnknownAgent { name: String, known: String },

@@ -137,10 +137,7 @@ fn unknown_games_need_references() {
     let scratch = Scratch::new("unknown");
     let path = scratch.file("mine.json", r#"{"Zaxxon": [5.0], "Pong": [1.0], "Skiing": [2.0]}"#);
     let error = report(&[&path]).unwrap_err();
-    assert!(
-        error.contains("no random and human score for Zaxxon, Skiing; give them with --references"),
-        "{error}"
-    );
+    assert!(error.contains("no random and human score for Zaxxon, Skiing"), "{error}");
     let references = scratch.file("references.json", r#"{"Zaxxon": [0, 10], "Skiing": [-2, 2]}"#);
     let mut request = request(&[&path], &["none"]);
     request.references = Some(references);
@@ -173,7 +170,7 @@ fn built_in_games_need_no_references() {
     let mut request = request(&[&path], &["none"]);
     request.built_in = vec![("arcade/catch".to_string(), [-2.0, 5.0])];
     let error = report_of(&request).unwrap_err();
-    assert!(error.contains("no random and human score for arcade/throw;"), "{error}");
+    assert!(error.contains("no random and human score for arcade/throw"), "{error}");
     scratch.file("mine.json", r#"{"arcade/catch": [5.0, 1.5]}"#);
     let report = report_of(&request).unwrap();
     assert_eq!(report["agents"][0]["games"]["arcade/catch"]["normalised"], serde_json::json!([1.0, 0.5]));

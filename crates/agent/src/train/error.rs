@@ -19,9 +19,7 @@ pub enum SetupError {
     Init(#[from] InitError),
     #[error("tokenizer.perceptual: {0}")]
     Perceptual(CheckpointError),
-    #[error(
-        "tokenizer.perceptual: the agent in {path} has no perceptual network; use \"random\" or \"none\""
-    )]
+    #[error("tokenizer.perceptual: the agent in {path} has no perceptual network")]
     NoPerceptual { path: PathBuf },
 }
 

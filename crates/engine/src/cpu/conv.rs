@@ -3,7 +3,7 @@
 
 use super::gemm::{Mat, Out, Packed, packed_len};
 use super::parallel;
-use super::tile::{self, From, MAX_NR, MR, Segment, Tile};
+use super::tile::{self, From, MAX_NR, MR, Panel, Tile};
 use super::winograd::{Filters, Winograd};
 
 const TAPS: usize = 9;
@@ -246,7 +246,7 @@ fn run(
                     let p = pixel + r.min(rows - 1);
                     (p / (grid_height * grid_width), p / grid_width % grid_height, p % grid_width)
                 });
-                let mut segments = [Segment { a: [zeros.as_ptr(); MR], b: zeros.as_ptr() }; TAPS];
+                let mut segments = [Panel { a: [zeros.as_ptr(); MR], b: zeros.as_ptr() }; TAPS];
                 for (segment, tap) in segments.iter_mut().zip(taps) {
                     for (a, &(image, y, x)) in segment.a.iter_mut().zip(&points) {
                         // Outside the image this wraps far beyond its size.
@@ -411,7 +411,7 @@ fn weight_gradient_part(
                 for block in every(only_block, outputs.div_ceil(MR)) {
                     let rows = MR.min(outputs - block * MR);
                     for first in (0..inputs).step_by(panel) {
-                        let mut segments = [Segment { a: [dy.as_ptr(); MR], b: x.as_ptr() }; MAX_ROWS];
+                        let mut segments = [Panel { a: [dy.as_ptr(); MR], b: x.as_ptr() }; MAX_ROWS];
                         let mut count = 0;
                         for y in y0..out_height.min(y0 + rows_at_once) {
                             let iy = (y * shape.stride).wrapping_add_signed(ky);
@@ -420,7 +420,7 @@ fn weight_gradient_part(
                             }
                             let ix = (x0 * shape.stride).wrapping_add_signed(kx);
                             let a = &dy[((image * out_height + y) * out_width + x0) * outputs + block * MR..];
-                            segments[count] = Segment {
+                            segments[count] = Panel {
                                 a: std::array::from_fn(|r| a.as_ptr().wrapping_add(r.min(rows - 1))),
                                 b: x[((image * height + iy) * width + ix) * padded + first..].as_ptr(),
                             };

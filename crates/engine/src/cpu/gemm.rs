@@ -1,7 +1,7 @@
 //! Matrix products on top of the register tile: packing, blocking, threads.
 
 use super::parallel;
-use super::tile::{self, From, MAX_NR, MR, Segment, Tile};
+use super::tile::{self, From, MAX_NR, MR, Panel, Tile};
 
 /// A matrix somewhere in a slice, with any row and column stride.
 #[derive(Clone, Copy)]
@@ -313,7 +313,7 @@ fn product(m: usize, a: Rows, b: Packed, c: &mut [f32], ldc: usize, start: Start
                     Start::C => From::C,
                 };
                 let tile = Tile {
-                    segments: &[Segment { a: at, b: panel_data.as_ptr() }],
+                    segments: &[Panel { a: at, b: panel_data.as_ptr() }],
                     k: kc,
                     a_step,
                     b_step: b.width,

@@ -16,7 +16,7 @@ pub(super) const MAX_NR: usize = 64;
 
 /// One stretch of K.
 #[derive(Clone, Copy)]
-pub(super) struct Segment {
+pub(super) struct Panel {
     pub a: [*const f32; MR],
     pub b: *const f32,
 }
@@ -32,7 +32,7 @@ pub(super) enum From {
 }
 
 pub(super) struct Tile<'a> {
-    pub segments: &'a [Segment],
+    pub segments: &'a [Panel],
     pub k: usize,
     pub a_step: usize,
     pub b_step: usize,

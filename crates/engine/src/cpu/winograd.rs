@@ -7,7 +7,7 @@
 use super::conv::Epilogue;
 use super::gemm::Out;
 use super::parallel;
-use super::tile::{self, From, MR, Segment, Tile};
+use super::tile::{self, From, MR, Panel, Tile};
 
 /// Points of a transformed patch.
 const POINTS: usize = 16;
@@ -168,7 +168,7 @@ impl Winograd {
                     let rows = MR.min(count - row);
                     let at = |r: usize| row + r.min(rows - 1);
                     let tile = Tile {
-                        segments: &[Segment {
+                        segments: &[Panel {
                             a: std::array::from_fn(|r| a[at(r) * inputs..].as_ptr()),
                             b: b.as_ptr(),
                         }],

@@ -307,16 +307,11 @@ multiversion! {
 
 impl Backward for LogProb {
     fn backward(self, tape: &mut Tape) -> Result<()> {
-        let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        if let Some(mut grad) = tape.grad(self.logits)? {
-            match tape.backend() {
-                Backend::Cpu => self.cpu_gradient(tape, &dy, &mut grad),
-                Backend::Cuda(gpu) => self.gpu_gradient(tape, &gpu, &dy, &grad)?,
-            }
-            tape.put_grad(grad);
-        }
-        tape.give_back(dy);
-        Ok(())
+        tape.pass_gradient(
+            (self.out, self.logits),
+            |tape, dy, grad| self.cpu_gradient(tape, dy, grad),
+            |tape, gpu, dy, grad| self.gpu_gradient(tape, gpu, dy, grad),
+        )
     }
 }
 
@@ -343,16 +338,11 @@ impl LogProb {
 
 impl Backward for Entropy {
     fn backward(self, tape: &mut Tape) -> Result<()> {
-        let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        if let Some(mut grad) = tape.grad(self.logits)? {
-            match tape.backend() {
-                Backend::Cpu => self.cpu_gradient(tape, &dy, &mut grad),
-                Backend::Cuda(gpu) => self.gpu_gradient(tape, &gpu, &dy, &grad)?,
-            }
-            tape.put_grad(grad);
-        }
-        tape.give_back(dy);
-        Ok(())
+        tape.pass_gradient(
+            (self.out, self.logits),
+            |tape, dy, grad| self.cpu_gradient(tape, dy, grad),
+            |tape, gpu, dy, grad| self.gpu_gradient(tape, gpu, dy, grad),
+        )
     }
 }
 

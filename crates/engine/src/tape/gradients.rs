@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Tape;
 use crate::backend::Backend;
-use crate::cuda::{Grid, View, kernels};
+use crate::cuda::{Gpu, Grid, View, kernels};
 use crate::memory::Block;
 use crate::{DType, Error, Params, Result, Tensor};
 
@@ -159,6 +159,44 @@ impl Tape {
             },
         };
         Ok(Some(Grad { block, start, len, node: tensor.node, accumulate, dtype }))
+    }
+
+    /// The way back of an op with one input: turns the gradient of `out` into that of `input`, if both are asked for.
+    pub(crate) fn pass_gradient(
+        &mut self,
+        (out, input): (Tensor, Tensor),
+        cpu: impl FnOnce(&Tape, &Block, &mut Grad),
+        cuda: impl FnOnce(&Tape, &Gpu, &Block, &Grad) -> Result<()>,
+    ) -> Result<()> {
+        let Some(dy) = self.take_grad(out) else { return Ok(()) };
+        if let Some(mut grad) = self.grad(input)? {
+            match self.backend() {
+                Backend::Cpu => cpu(self, &dy, &mut grad),
+                Backend::Cuda(gpu) => cuda(self, &gpu, &dy, &grad)?,
+            }
+            self.put_grad(grad);
+        }
+        self.give_back(dy);
+        Ok(())
+    }
+
+    /// Adds up partial gradients of two parameters [C], `parts` [n, 2, C], on the CPU.
+    pub(crate) fn add_parts(&mut self, parts: &[f32], parameters: [Tensor; 2]) -> Result<()> {
+        for (part, parameter) in parameters.into_iter().enumerate() {
+            if let Some(mut grad) = self.grad(parameter)? {
+                let accumulate = grad.accumulate;
+                let sum = grad.slice();
+                if !accumulate {
+                    sum.fill(0.0);
+                }
+                for line in parts.chunks_exact(2 * sum.len()) {
+                    let line = &line[part * sum.len()..][..sum.len()];
+                    sum.iter_mut().zip(line).for_each(|(g, p)| *g += p);
+                }
+                self.put_grad(grad);
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn put_grad(&mut self, grad: Grad) {

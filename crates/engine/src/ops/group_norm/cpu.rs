@@ -95,20 +95,7 @@ impl GroupNorm {
             tape.put_grad(dx);
         }
         tape.give_back(factors);
-        for (part, parameter) in [(0, self.shift), (1, self.gain)] {
-            if let Some(mut grad) = tape.grad(parameter)? {
-                let accumulate = grad.accumulate;
-                let grad_v = grad.slice();
-                if !accumulate {
-                    grad_v.fill(0.0);
-                }
-                for line in parts.f32().chunks_exact(2 * channels) {
-                    let line = &line[part * channels..][..channels];
-                    grad_v.iter_mut().zip(line).for_each(|(g, p)| *g += p);
-                }
-                tape.put_grad(grad);
-            }
-        }
+        tape.add_parts(parts.f32(), [self.shift, self.gain])?;
         tape.give_back(parts);
         Ok(())
     }
