@@ -92,11 +92,11 @@ mod tests {
 
     #[test]
     fn the_program_is_named_as_it_can_be_started() {
-        let named = |path: &str| relative(Path::new(path), Some(Path::new("/home/me/iris")));
+        let named = |path: &str| relative(Path::new(path), Some(Path::new("/checkout")));
         for (path, expected) in [
-            ("/home/me/iris/target/release/iris", "target/release/iris"),
+            ("/checkout/target/release/iris", "target/release/iris"),
             ("target/release/examples/own_game", "target/release/examples/own_game"),
-            ("/home/me/iris/own_game", "./own_game"),
+            ("/checkout/own_game", "./own_game"),
             ("/usr/bin/iris", "/usr/bin/iris"),
             ("iris", "iris"),
         ] {
