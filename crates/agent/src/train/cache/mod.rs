@@ -152,8 +152,7 @@ impl Cache {
         rows: &[Option<usize>],
         out: &Buffer,
     ) -> Result<()> {
-        let records: Vec<usize> = rows.iter().flatten().copied().collect();
-        self.tokenise(agent, replay, &records, &mut || Ok(()))?;
+        self.tokenise(agent, replay, &present(rows), &mut || Ok(()))?;
         self.gather("token batch", |cache| &cache.tokens, rows, out)
     }
 
@@ -165,8 +164,7 @@ impl Cache {
         rows: &[Option<usize>],
         out: &Buffer,
     ) -> Result<()> {
-        let records: Vec<usize> = rows.iter().flatten().copied().collect();
-        self.render(agent, replay, &records, &mut || Ok(()))?;
+        self.render(agent, replay, &present(rows), &mut || Ok(()))?;
         self.gather("reconstruction batch", |cache| &cache.reconstructions, rows, out)
     }
 
@@ -304,6 +302,11 @@ impl Cache {
             tape.store(out, 0, rows)
         })?)
     }
+}
+
+/// The records of a batch without its padding.
+fn present(rows: &[Option<usize>]) -> Vec<usize> {
+    rows.iter().flatten().copied().collect()
 }
 
 /// Frames u8 [B, H, W, 3] -> tokens i32 [B, K]
