@@ -26,6 +26,8 @@ pub struct Device {
     backend: Backend,
     /// On a GPU: the memory of all steps, which take turns.
     memory: Arc<Mutex<StepMemory>>,
+    /// Bytes of the GPU that this process may count on.
+    limit: Option<usize>,
 }
 
 impl Device {
@@ -53,7 +55,7 @@ impl Device {
     }
 
     fn on_cpu(pool: rayon::ThreadPool) -> Device {
-        Device { pool: Arc::new(pool), backend: Backend::Cpu, memory: Arc::default() }
+        Device { pool: Arc::new(pool), backend: Backend::Cpu, memory: Arc::default(), limit: None }
     }
 
     /// The first NVIDIA GPU, with a thread of the host per core for what runs there.
@@ -143,9 +145,17 @@ impl Device {
         Ok(times)
     }
 
-    /// Bytes of the GPU that nobody uses.
+    /// The same with a number of bytes that the GPU has for this process, whatever others use of it; `None` for what is free. No allocation is refused for it.
+    pub fn with_memory(self, limit: Option<usize>) -> Device {
+        Device { limit, ..self }
+    }
+
+    /// Bytes of the GPU that nobody uses, or that are left of those for this process.
     pub fn free_memory(&self) -> Option<usize> {
-        self.gpu().map(Gpu::free_memory)
+        self.gpu().map(|gpu| match self.limit {
+            Some(limit) => limit.saturating_sub(gpu.memory().0),
+            None => gpu.free_memory(),
+        })
     }
 
     /// Frees what a GPU's steps keep for those that follow, and lets the most that was in use be what is in use now.

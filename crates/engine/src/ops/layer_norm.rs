@@ -92,13 +92,11 @@ impl Tape {
 
 impl Backward for LayerNorm {
     fn backward(self, tape: &mut Tape) -> Result<()> {
-        let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        match tape.backend() {
-            Backend::Cpu => self.cpu_backward(tape, &dy)?,
-            Backend::Cuda(gpu) => self.gpu_backward(tape, &gpu, &dy)?,
-        }
-        tape.give_back(dy);
-        Ok(())
+        tape.pass_gradients(
+            (self.out, None),
+            |tape, dy| self.cpu_backward(tape, dy),
+            |tape, gpu, dy| self.gpu_backward(tape, gpu, dy),
+        )
     }
 }
 

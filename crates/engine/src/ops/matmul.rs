@@ -85,13 +85,11 @@ impl Tape {
 
 impl Backward for Matmul {
     fn backward(self, tape: &mut Tape) -> Result<()> {
-        let Some(dc) = tape.take_grad(self.out) else { return Ok(()) };
-        match tape.backend() {
-            Backend::Cpu => self.cpu_backward(tape, &dc)?,
-            Backend::Cuda(gpu) => self.gpu_backward(tape, &gpu, &dc)?,
-        }
-        tape.give_back(dc);
-        Ok(())
+        tape.pass_gradients(
+            (self.out, None),
+            |tape, dc| self.cpu_backward(tape, dc),
+            |tape, gpu, dc| self.gpu_backward(tape, gpu, dc),
+        )
     }
 }
 

@@ -80,16 +80,11 @@ impl Tape {
 
 impl Backward for MaxPool {
     fn backward(self, tape: &mut Tape) -> Result<()> {
-        let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        if let Some(mut dx) = tape.grad(self.x)? {
-            match tape.backend() {
-                Backend::Cpu => self.cpu_gradient(tape, &dy, &mut dx),
-                Backend::Cuda(gpu) => self.gpu_gradient(tape, &gpu, &dy, &dx)?,
-            }
-            tape.put_grad(dx);
-        }
-        tape.give_back(dy);
-        Ok(())
+        tape.pass_gradient(
+            (self.out, self.x),
+            |tape, dy, dx| self.cpu_gradient(tape, dy, dx),
+            |tape, gpu, dy, dx| self.gpu_gradient(tape, gpu, dy, dx),
+        )
     }
 }
 

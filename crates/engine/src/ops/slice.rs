@@ -239,16 +239,11 @@ impl Tape {
 
 impl Backward for Slice {
     fn backward(self, tape: &mut Tape) -> Result<()> {
-        let Some(dy) = tape.take_grad(self.out) else { return Ok(()) };
-        if let Some(mut grad) = tape.grad(self.x)? {
-            match tape.backend() {
-                Backend::Cpu => self.cpu_gradient(&dy, &mut grad),
-                Backend::Cuda(gpu) => self.gpu_gradient(&gpu, &dy, &grad)?,
-            }
-            tape.put_grad(grad);
-        }
-        tape.give_back(dy);
-        Ok(())
+        tape.pass_gradient(
+            (self.out, self.x),
+            |_, dy, grad| self.cpu_gradient(dy, grad),
+            |_, gpu, dy, grad| self.gpu_gradient(gpu, dy, grad),
+        )
     }
 }
 

@@ -180,6 +180,22 @@ impl Tape {
         Ok(())
     }
 
+    /// The way back of an op with several inputs: `cpu` or `cuda` turns the gradient of `out` into those of its inputs, and what is left of it goes to
+    /// the residual input, if there is one.
+    pub(crate) fn pass_gradients(
+        &mut self,
+        (out, residual): (Tensor, Option<Tensor>),
+        cpu: impl FnOnce(&mut Tape, &mut Block) -> Result<()>,
+        cuda: impl FnOnce(&mut Tape, &Gpu, &Block) -> Result<()>,
+    ) -> Result<()> {
+        let Some(mut dy) = self.take_grad(out) else { return Ok(()) };
+        match self.backend() {
+            Backend::Cpu => cpu(self, &mut dy)?,
+            Backend::Cuda(gpu) => cuda(self, &gpu, &dy)?,
+        }
+        self.pass_on(residual, dy, out.dtype())
+    }
+
     /// Adds up partial gradients of two parameters [C], `parts` [n, 2, C], on the CPU.
     pub(crate) fn add_parts(&mut self, parts: &[f32], parameters: [Tensor; 2]) -> Result<()> {
         for (part, parameter) in parameters.into_iter().enumerate() {

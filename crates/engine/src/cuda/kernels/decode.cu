@@ -88,6 +88,17 @@ template <int TILES> __device__ __forceinline__ void put_share(float* shares, u3
     to[ROOM + 8] = sums[3];
 }
 
+// The warp's shares of its rows times x, a tile each.
+template <int TILES> __device__ __forceinline__ void put_products(float* shares, const Rows (&rows)[TILES], const uint4& x) {
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+        float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        multiply_first(sums, rows[tile], x);
+        multiply_second(sums, rows[tile], x);
+        put_share<TILES>(shares, tile, sums);
+    }
+}
+
 // Results `row` and `row + 1` of a tile; row is even.
 template <int TILES> __device__ __forceinline__ float2 joined(const float* shares, u32 tile, u32 sequence, u32 row) {
     float2 sum = make_float2(0.0f, 0.0f);
@@ -201,13 +212,7 @@ decode_qkv(u16* q, u16* keys, u16* values, View x, const float* gain, const floa
     Place place = place_in(x, batch, width);
     await_earlier();
     uint4 h = normalised(place, x.bf16, width, shared, part, epsilon);
-#pragma unroll
-    for (int tile = 0; tile < 3; tile++) {
-        float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        multiply_first(sums, rows[tile], h);
-        multiply_second(sums, rows[tile], h);
-        put_share<3>(shares, tile, sums);
-    }
+    put_products(shares, rows, h);
     __syncthreads();
     for (u32 i = threadIdx.x; i < 3 * 64; i += blockDim.x) {
         u32 tile = i / 64, row = i % 8 * 2, sequence = blockIdx.y * SEQUENCES + i / 8 % 8, c = first + row;
@@ -311,13 +316,7 @@ template <typename F> __device__ __forceinline__ void normed_product(float* shar
     await_earlier();
     admit_next();
     uint4 h = normalised(place, x.bf16, width, shared, part, epsilon);
-#pragma unroll
-    for (int tile = 0; tile < 4; tile++) {
-        float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        multiply_first(sums, rows[tile], h);
-        multiply_second(sums, rows[tile], h);
-        put_share<4>(shares, tile, sums);
-    }
+    put_products(shares, rows, h);
     __syncthreads();
     for (u32 i = threadIdx.x; i < 4 * 64; i += blockDim.x) {
         u32 tile = i / 64, row = i % 8 * 2, sequence = blockIdx.y * SEQUENCES + i / 8 % 8, c = tile * 16 + row;

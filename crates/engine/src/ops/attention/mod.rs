@@ -107,13 +107,11 @@ impl Setup {
 
 impl Backward for Attention {
     fn backward(self, tape: &mut Tape) -> Result<()> {
-        let Some(d_out) = tape.take_grad(self.out) else { return Ok(()) };
-        match tape.backend() {
-            Backend::Cpu => self.cpu_backward(tape, &d_out)?,
-            Backend::Cuda(gpu) => self.gpu_backward(tape, &gpu, &d_out)?,
-        }
-        tape.give_back(d_out);
-        Ok(())
+        tape.pass_gradients(
+            (self.out, None),
+            |tape, d_out| self.cpu_backward(tape, d_out),
+            |tape, gpu, d_out| self.gpu_backward(tape, gpu, d_out),
+        )
     }
 }
 

@@ -119,12 +119,11 @@ fn conv_shape(x: Tensor, weight: Tensor, stride: Stride) -> Result<ConvShape> {
 
 impl Backward for Conv {
     fn backward(self, tape: &mut Tape) -> Result<()> {
-        let Some(mut dy) = tape.take_grad(self.out) else { return Ok(()) };
-        match tape.backend() {
-            Backend::Cpu => self.cpu_backward(tape, &mut dy)?,
-            Backend::Cuda(gpu) => self.gpu_backward(tape, &gpu, &dy)?,
-        }
-        tape.pass_on(self.layer.residual, dy, self.out.dtype())
+        tape.pass_gradients(
+            (self.out, self.layer.residual),
+            |tape, dy| self.cpu_backward(tape, dy),
+            |tape, gpu, dy| self.gpu_backward(tape, gpu, dy),
+        )
     }
 }
 
