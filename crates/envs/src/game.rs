@@ -52,6 +52,11 @@ pub fn register(game: Game) {
     games.push(game);
 }
 
+/// Whether the program around this library added a game of this name.
+pub(crate) fn is_registered(name: &str) -> bool {
+    REGISTERED.read().unwrap_or_else(|e| e.into_inner()).iter().any(|game| game.name == name)
+}
+
 /// Every game there is: arcade, Atari, then those that were registered.
 pub fn all_games() -> Vec<Game> {
     let registered = REGISTERED.read().unwrap_or_else(|e| e.into_inner());
@@ -62,12 +67,12 @@ pub fn all_games() -> Vec<Game> {
 }
 
 impl Game {
-    /// An environment of the game with frames of `size`x`size` pixels; others are resized.
+    /// An environment of the game with frames of `size`x`size` pixels: drawn so by the game, or else resized.
     pub fn make(&self, purpose: Purpose, size: usize) -> Result<Box<dyn Env>, EnvError> {
-        let env = (self.make)(purpose)?;
-        Ok(match env.frame_size() == (size, size) {
+        let (mut env, size) = ((self.make)(purpose)?, (size, size));
+        Ok(match env.frame_size() == size || env.set_frame_size(size) {
             true => env,
-            false => Box::new(Resized::new(env, (size, size))),
+            false => Box::new(Resized::new(env, size)),
         })
     }
 

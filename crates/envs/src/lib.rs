@@ -76,8 +76,14 @@ pub trait Env: Send {
     /// Names of the actions, in order; their number is the size of the action space. Both stay the same for the life of the environment.
     fn action_names(&self) -> Vec<String>;
 
-    /// Height and width of a frame in pixels. They stay the same, too.
+    /// Height and width of a frame in pixels. They stay the same, too, once the first episode has begun.
     fn frame_size(&self) -> (usize, usize);
+
+    /// Asks for frames of this height and width, before the first reset. Whether the game draws them so itself; the frames of one that does not are
+    /// resized.
+    fn set_frame_size(&mut self, _size: (usize, usize)) -> bool {
+        false
+    }
 
     /// Starts an episode. All randomness of the episode follows from the seed.
     ///

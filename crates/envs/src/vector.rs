@@ -27,6 +27,16 @@ impl VectorEnv {
         self.envs.is_empty()
     }
 
+    /// The first of them.
+    pub fn first(&self) -> Option<&dyn Env> {
+        self.envs.first().map(AsRef::as_ref)
+    }
+
+    /// Whether the next reset of each continues its game.
+    pub fn continues(&self) -> Vec<bool> {
+        self.envs.iter().map(|env| env.continues()).collect()
+    }
+
     /// Starts an episode in every environment that has a seed.
     pub fn reset(&mut self, seeds: &[Option<u64>]) -> Result<(), EnvError> {
         let envs = self.envs.par_iter_mut().zip(seeds);

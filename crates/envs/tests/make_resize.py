@@ -1,4 +1,4 @@
-"""Prints the hashes of `equals_pillow` in src/resize.rs. Needs Pillow."""
+"""Prints the hashes of `equals_pillow` in src/resize.rs. Needs Pillow before version 13, which resizes some sizes in another order."""
 from PIL import Image
 
 M = (1 << 64) - 1
@@ -21,6 +21,18 @@ def fnv(data):
     return h
 
 
-for (fh, fw), (th, tw) in [((210, 160), (64, 64)), ((32, 32), (64, 64)), ((50, 70), (64, 40))]:
+SIZES = [
+    ((210, 160), (64, 64)),
+    ((32, 32), (64, 64)),
+    ((50, 70), (64, 40)),
+    ((210, 160), (16, 16)),
+    ((210, 160), (32, 32)),
+    ((210, 160), (84, 84)),
+    ((210, 160), (96, 96)),
+    ((210, 160), (128, 128)),
+    ((210, 160), (256, 256)),
+]
+
+for (fh, fw), (th, tw) in SIZES:
     image = Image.frombytes("RGB", (fw, fh), random_bytes(fh * 1000 + fw, fh * fw * 3))
     print(f"0x{fnv(image.resize((tw, th), Image.BILINEAR).tobytes()):016x}")

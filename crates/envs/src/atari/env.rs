@@ -6,19 +6,23 @@ use ale::{Action, AleError, Cartridge, Emulator, Settings};
 
 use super::protocol::Protocol;
 use super::roms;
-use super::view::{self, BYTES, SIZE, View};
+use super::view::{self, View};
 use crate::{Env, EnvError, Random, Step};
 
 /// Seed of the emulator until the first reset. Without sticky actions it changes nothing.
 const EMULATOR_SEED: u32 = 0;
 /// A game begins as after this many others at most.
 const GAMES_BEFORE: usize = 64;
+/// Pixels of a frame's side where no other size is asked for: the paper's.
+const SIZE: usize = 64;
 
-/// A game on the emulator, in episodes and steps of four frames, seen at 64x64 pixels.
+/// A game on the emulator, in episodes and steps of several frames.
 pub struct Atari {
     emulator: Emulator,
     protocol: Protocol,
     view: View,
+    /// Height and width of a frame.
+    size: (usize, usize),
     /// The last two raw frames of a step, resized. A step that ends early leaves those of the step before it.
     last: [Vec<u8>; 2],
     /// What the player sees.
@@ -44,17 +48,19 @@ impl Atari {
         rom: &[u8],
         protocol: Protocol,
     ) -> Result<Atari, EnvError> {
-        let settings =
-            Settings { seed: EMULATOR_SEED, frame_skip: protocol.frame_skip, sticky: protocol.sticky };
+        let (frame_skip, sticky) = (protocol.frames_per_act(), protocol.sticky);
+        let settings = Settings { seed: EMULATOR_SEED, frame_skip, sticky };
         let emulator = Emulator::new(cartridge, rom, settings).map_err(|reason| match reason {
             AleError::WrongRom { .. } => EnvError::BadRom { path, reason: reason.to_string() },
             other => EnvError::Emulator { reason: other.to_string() },
         })?;
+        let size = (SIZE, SIZE);
         Ok(Atari {
             protocol,
-            view: View::new(&emulator),
-            last: [vec![0; BYTES], vec![0; BYTES]],
-            frame: vec![0; BYTES],
+            view: View::new(&emulator, size),
+            size,
+            last: [blank_frame(size), blank_frame(size)],
+            frame: blank_frame(size),
             raw_frames: 0,
             lives: emulator.lives(),
             life_lost: false,
@@ -89,7 +95,7 @@ impl Atari {
 
     /// Gives the emulator an action once.
     fn act(&mut self, action: Action) -> Result<i32, AleError> {
-        self.raw_frames += self.protocol.frame_skip;
+        self.raw_frames = self.raw_frames.saturating_add(self.protocol.frames_per_act());
         self.emulator.act(action)
     }
 
@@ -101,7 +107,7 @@ impl Atari {
     /// Plays an action for a step's frames, or up to the game's end, and returns the points made.
     fn play(&mut self, action: Action) -> Result<i32, AleError> {
         let mut points = 0;
-        for left in (0..self.protocol.acts).rev() {
+        for left in (0..self.protocol.acts()).rev() {
             points += self.act(action)?;
             if let Some(frame) = self.last.get_mut(left) {
                 self.view.draw(&self.emulator, frame);
@@ -124,7 +130,15 @@ impl Env for Atari {
     }
 
     fn frame_size(&self) -> (usize, usize) {
-        (SIZE, SIZE)
+        self.size
+    }
+
+    fn set_frame_size(&mut self, size: (usize, usize)) -> bool {
+        self.size = size;
+        self.view = View::new(&self.emulator, size);
+        self.last = [blank_frame(size), blank_frame(size)];
+        self.frame = blank_frame(size);
+        true
     }
 
     fn reset(&mut self, seed: u64) -> Result<(), EnvError> {
@@ -132,7 +146,10 @@ impl Env for Atari {
         if !self.life_lost && self.protocol.sticky > 0.0 {
             self.emulator.seed(random.next_u64() as u32);
         }
-        let noops = 1 + random.below(self.protocol.most_noops);
+        let noops = match self.protocol.most_noops {
+            0 => 0,
+            most => 1 + random.below(most),
+        };
         let games = random.below(GAMES_BEFORE) as u32;
         self.start(games, noops).map_err(failed)
     }
@@ -143,9 +160,11 @@ impl Env for Atari {
         let action = *actions.get(action).ok_or(no_such_action)?;
         let points = self.play(action).map_err(failed)?;
         let lives = self.emulator.lives();
-        self.life_lost = self.protocol.life_loss_ends && !self.over() && 0 < lives && lives < self.lives;
+        let life_lost = self.protocol.life_loss_ends && !self.over() && 0 < lives && lives < self.lives;
+        self.life_lost = life_lost && self.protocol.lives_continue;
         self.lives = lives;
-        let terminated = self.emulator.game_over() || self.life_lost;
+        let terminated = self.emulator.game_over() || life_lost;
+        let points = if self.protocol.clip_rewards { points.signum() } else { points };
         Ok(Step { reward: points as f32, terminated, truncated: self.over() && !terminated })
     }
 
@@ -169,6 +188,10 @@ impl Env for Atari {
     }
 }
 
+fn blank_frame((height, width): (usize, usize)) -> Vec<u8> {
+    vec![0; height * width * 3]
+}
+
 fn failed(reason: AleError) -> EnvError {
     EnvError::Emulator { reason: reason.to_string() }
 }
@@ -177,6 +200,9 @@ fn failed(reason: AleError) -> EnvError {
 mod tests {
     use super::*;
     use crate::{Game, Purpose, VectorEnv};
+
+    /// Bytes of a frame.
+    const BYTES: usize = SIZE * SIZE * 3;
 
     fn make(title: &str, purpose: Purpose) -> Atari {
         Atari::new(title, Protocol::new(purpose)).unwrap()
@@ -263,6 +289,60 @@ mod tests {
         assert_eq!(env.info()[1], ("raw_frames".into(), 50.0));
     }
 
+    /// The first games of a protocol that differs from the paper's in training.
+    fn changed(change: impl Fn(&mut Protocol)) -> Atari {
+        let mut protocol = Protocol::new(Purpose::Train);
+        change(&mut protocol);
+        Atari::new("Breakout", protocol).unwrap()
+    }
+
+    #[test]
+    fn every_number_of_the_protocol_counts() {
+        let paper = story(&mut make("Breakout", Purpose::Train), 1, 100);
+        assert_eq!(story(&mut changed(|_| {}), 1, 100), paper);
+        let sticky = |seed| story(&mut changed(|protocol| protocol.sticky = 0.5), seed, 100);
+        assert_eq!(sticky(1), sticky(1));
+        assert_ne!(sticky(1), paper);
+        for noops in [0, 1] {
+            let mut env = changed(|protocol| protocol.most_noops = noops);
+            env.reset(1).unwrap();
+            assert_eq!(env.info()[1], ("raw_frames".into(), noops as f64));
+        }
+        let mut env = changed(|protocol| (protocol.most_noops, protocol.frame_skip) = (0, 7));
+        env.reset(1).unwrap();
+        env.step(1).unwrap();
+        assert_eq!(env.info()[1], ("raw_frames".into(), 7.0));
+    }
+
+    #[test]
+    fn clipped_rewards_are_signs() {
+        let protocol = Protocol::new(Purpose::Evaluate);
+        let rewards = |clip_rewards| -> Vec<f32> {
+            let mut env = Atari::new("Alien", Protocol { clip_rewards, ..protocol }).unwrap();
+            story(&mut env, 2, 200).iter().map(|(_, step)| step.reward).collect()
+        };
+        let (raw, clipped) = (rewards(false), rewards(true));
+        assert!(raw.iter().any(|reward| *reward > 1.0), "{raw:?}");
+        let signs: Vec<f32> = raw.iter().map(|r| if *r == 0.0 { 0.0 } else { r.signum() }).collect();
+        assert_eq!(clipped, signs);
+    }
+
+    /// Whoever evaluates resets to the game of a seed, not to what is left of another.
+    #[test]
+    fn an_evaluation_that_ends_with_a_life_begins_a_new_game() {
+        let protocol = Protocol { life_loss_ends: true, ..Protocol::new(Purpose::Evaluate) };
+        let mut env = Atari::new("Breakout", protocol).unwrap();
+        env.reset(0).unwrap();
+        let mut last = env.step(1).unwrap();
+        while !last.done() {
+            last = env.step(1).unwrap();
+        }
+        assert!(last.terminated && !env.continues());
+        assert_eq!(env.info()[0], ("lives".into(), 4.0));
+        env.reset(0).unwrap();
+        assert_eq!(env.info(), [("lives".into(), 5.0), ("raw_frames".into(), 1.0)]);
+    }
+
     #[test]
     fn an_action_it_does_not_have_changes_nothing() {
         let mut env = make("Pong", Purpose::Train);
@@ -281,6 +361,39 @@ mod tests {
         let mut resized = vec![0; BYTES];
         crate::Resize::new((height, width), (SIZE, SIZE)).apply(&pixels, &mut resized, &mut Vec::new());
         assert_eq!(resized, env.frame);
+    }
+
+    /// The maximum of resized screens is not the resized maximum, nor the resized frame of another size.
+    #[test]
+    fn every_size_is_resized_from_the_screen_before_the_maximum() {
+        let one_frame = Protocol { frame_skip: 1, ..Protocol::new(Purpose::Evaluate) };
+        for (title, size) in [("Pong", 32), ("Seaquest", 96), ("Breakout", 256)] {
+            let game = Game::find(&format!("atari/{title}")).unwrap();
+            let mut env = game.make(Purpose::Evaluate, size).unwrap();
+            assert_eq!(env.frame_size(), (size, size));
+            // The same game frame by frame, so that each of its screens is seen.
+            let mut raw = Atari::new(title, one_frame).unwrap();
+            env.reset(3).unwrap();
+            raw.reset(3).unwrap();
+            let resize = crate::Resize::new((210, 160), (size, size));
+            let (mut shown, mut differ) = (vec![0; size * size * 3], false);
+            for step in 0..60 {
+                let action = step % env.action_names().len();
+                env.step(action).unwrap();
+                let mut screens = Vec::new();
+                for _ in 0..4 {
+                    raw.step(action).unwrap();
+                    let mut screen = vec![0; size * size * 3];
+                    resize.apply(&raw.full_frame().unwrap().2, &mut screen, &mut Vec::new());
+                    screens.push(screen);
+                }
+                let expected: Vec<u8> = screens[2].iter().zip(&screens[3]).map(|(a, b)| *a.max(b)).collect();
+                env.render(&mut shown);
+                assert!(shown == expected, "{title} at {size} pixels, step {step}");
+                differ |= screens[2] != screens[3];
+            }
+            assert!(differ, "nothing moved in {title}");
+        }
     }
 
     #[test]

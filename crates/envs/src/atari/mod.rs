@@ -2,7 +2,6 @@
 
 #[cfg(feature = "atari")]
 mod env;
-#[cfg(feature = "atari")]
 mod protocol;
 #[cfg(feature = "atari")]
 mod roms;
@@ -14,13 +13,13 @@ mod view;
 
 #[cfg(feature = "atari")]
 pub use env::Atari;
-#[cfg(feature = "atari")]
 pub use protocol::Protocol;
 
 use std::path::PathBuf;
 use std::sync::{Arc, RwLock};
 
-use crate::{Env, EnvError, Game, Purpose};
+use crate::game::is_registered;
+use crate::{Env, EnvError, Game, Make, Purpose};
 
 /// How a game under its name in Gymnasium's new style, `ALE/Breakout-v5`, differs from `atari/Breakout`.
 pub const V5: &str =
@@ -132,15 +131,18 @@ pub fn games() -> Vec<Game> {
 }
 
 fn game(name: String, &(title, random, human, rules): &Row) -> Game {
-    let made = name.clone();
-    Game {
-        name,
-        rules: rules.into(),
-        random,
-        skilled: human,
-        yardstick: "human".into(),
-        make: Arc::new(move |purpose| make(&made, title, purpose)),
-    }
+    let make = made(&name, title, [Purpose::Train, Purpose::Evaluate].map(Protocol::new));
+    Game { name, rules: rules.into(), random, skilled: human, yardstick: "human".into(), make }
+}
+
+/// Makes environments of a game, with the protocols of training and evaluation.
+fn made(name: &str, title: &str, protocols: [Protocol; 2]) -> Make {
+    let (name, title) = (name.to_string(), title.to_string());
+    Arc::new(move |purpose| {
+        let [training, evaluation] = protocols;
+        let protocol = if purpose == Purpose::Train { training } else { evaluation };
+        make(&name, &title, if name.starts_with("ALE/") { protocol.v5() } else { protocol })
+    })
 }
 
 /// The file of every game's ROM, from which the game was started, or what is wrong with it.
@@ -185,6 +187,15 @@ impl Game {
         self.name.starts_with("ALE/").then_some(V5)
     }
 
+    /// The same Atari game with these protocols of training and evaluation. Any other game stays as it is, also one that was registered under the
+    /// name of an Atari game.
+    pub fn with_protocols(self, training: Protocol, evaluation: Protocol) -> Game {
+        match self.title().filter(|_| !is_registered(&self.name)) {
+            Some(title) => Game { make: made(&self.name, title, [training, evaluation]), ..self },
+            None => self,
+        }
+    }
+
     /// Name of the game that this is a variant of, or else its own.
     pub fn original_name(&self) -> String {
         self.title().map_or_else(|| self.name.clone(), |title| format!("atari/{title}"))
@@ -192,16 +203,12 @@ impl Game {
 }
 
 #[cfg(feature = "atari")]
-fn make(name: &str, title: &str, purpose: Purpose) -> Result<Box<dyn Env>, EnvError> {
-    let protocol = match name.starts_with("ALE/") {
-        false => Protocol::new(purpose),
-        true => Protocol::v5(purpose),
-    };
+fn make(_: &str, title: &str, protocol: Protocol) -> Result<Box<dyn Env>, EnvError> {
     Ok(Box::new(Atari::new(title, protocol)?))
 }
 
 #[cfg(not(feature = "atari"))]
-fn make(name: &str, _: &str, _: Purpose) -> Result<Box<dyn Env>, EnvError> {
+fn make(name: &str, _: &str, _: Protocol) -> Result<Box<dyn Env>, EnvError> {
     Err(EnvError::AtariNotBuilt { name: name.into() })
 }
 

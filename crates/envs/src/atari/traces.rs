@@ -50,7 +50,7 @@ struct Records {
 
 impl Records {
     fn add(&mut self, env: &Atari, reward: f32, end: bool) {
-        let mut frame = vec![0; super::view::BYTES];
+        let mut frame = vec![0; 64 * 64 * 3];
         env.render(&mut frame);
         let frame = crc32fast::hash(&frame);
         if self.count == 0 {

@@ -1,19 +1,14 @@
-//! Frames of 64x64 pixels from the emulator's screen.
+//! Frames for the player from the emulator's screen.
 
 use ale::Emulator;
 
 use crate::Resize;
 
-/// Pixels of a frame's side.
-pub const SIZE: usize = 64;
-/// Bytes of a frame.
-pub const BYTES: usize = SIZE * LINE;
-/// Bytes of a frame's line.
-const LINE: usize = SIZE * 3;
-
 /// Resizes screens of one emulator. Most lines of a screen are those of the one before it, or the same as the line above.
 pub struct View {
     resize: Resize,
+    /// Bytes of a line of a frame.
+    line_bytes: usize,
     width: usize,
     /// The last screen, as numbers of colours.
     screen: Vec<u8>,
@@ -28,16 +23,19 @@ pub struct View {
 }
 
 impl View {
-    pub fn new(emulator: &Emulator) -> View {
+    /// A view with frames of `size` (height, width).
+    pub fn new(emulator: &Emulator, size: (usize, usize)) -> View {
         let (height, width) = emulator.size();
+        let line_bytes = size.1 * 3;
         View {
-            resize: Resize::new((height, width), (SIZE, SIZE)),
+            resize: Resize::new((height, width), size),
+            line_bytes,
             width,
             // Not yet a screen: its lines all change.
             screen: Vec::new(),
-            narrow: vec![0; height * LINE],
+            narrow: vec![0; height * line_bytes],
             changed: vec![true; height],
-            frame: vec![0; BYTES],
+            frame: vec![0; size.0 * line_bytes],
             line: vec![0; width * 3],
         }
     }
@@ -45,22 +43,23 @@ impl View {
     /// Draws the emulator's screen into a frame.
     pub fn draw(&mut self, emulator: &Emulator, frame: &mut [u8]) {
         let screen = emulator.screen();
-        let line = |row: usize| row * self.width..(row + 1) * self.width;
+        let (line_bytes, width) = (self.line_bytes, self.width);
+        let line = |row: usize| row * width..(row + 1) * width;
         for (row, changed) in self.changed.iter_mut().enumerate() {
             *changed = self.screen.get(line(row)) != Some(&screen[line(row)]);
             if !*changed {
                 continue;
             }
             if row > 0 && screen[line(row)] == screen[line(row - 1)] {
-                self.narrow.copy_within((row - 1) * LINE..row * LINE, row * LINE);
+                self.narrow.copy_within((row - 1) * line_bytes..row * line_bytes, row * line_bytes);
             } else {
                 colour(emulator, &screen[line(row)], &mut self.line);
-                self.resize.across(&self.line, &mut self.narrow[row * LINE..][..LINE]);
+                self.resize.across(&self.line, &mut self.narrow[row * line_bytes..][..line_bytes]);
             }
         }
         self.screen.clear();
         self.screen.extend_from_slice(screen);
-        for (row, line) in self.frame.chunks_exact_mut(LINE).enumerate() {
+        for (row, line) in self.frame.chunks_exact_mut(line_bytes).enumerate() {
             if self.changed[self.resize.sources(row)].contains(&true) {
                 self.resize.down(row, &self.narrow, line);
             }
