@@ -5,8 +5,8 @@ use std::fmt::Write;
 use crate::draw::{dark_style, escape, svg};
 use crate::figures::Figure;
 use crate::report::Report;
-use crate::table::{Row, Table};
-use crate::text::{latex, markdown, summary};
+use crate::table::{Cell, Row, Table};
+use crate::text::{GAINS_LEGEND, gains, latex, markdown, summary};
 
 const STYLE: &str = "
 :root{color-scheme:light dark;--paper:#fff;--ink:#1a1a1a;--muted:#5c5c5c;--grid:#ddd;--stripe:#f5f5f5}
@@ -18,6 +18,7 @@ p,figcaption,li{color:var(--muted)}
 table{border-collapse:collapse;font-size:.86rem;font-variant-numeric:tabular-nums;white-space:nowrap}
 th,td{padding:.18rem .6rem;text-align:right}th:first-child,td:first-child{text-align:left}
 thead th{border-bottom:1px solid var(--muted)}tbody tr:nth-child(even){background:var(--stripe)}
+thead tr.groups th{text-align:center;border:0}
 tbody.summary tr:first-child td{border-top:1px solid var(--muted)}
 figure{margin:1rem 0 2rem}figure svg{max-width:100%;height:auto}
 pre{overflow:auto;max-height:24rem;padding:.7rem;background:var(--stripe);font-size:.8rem}
@@ -50,8 +51,13 @@ pub fn html(report: &Report, figures: &[Figure], json: &str) -> String {
         out.push_str("</ul>\n");
     }
     out.push_str("<h2>Aggregates</h2>\n<div class=\"wide\">");
-    aggregates(&mut out, report);
+    rows(&mut out, &summary(report));
     out.push_str("</div>\n");
+    if let Some(gains) = gains(report) {
+        out.push_str("<h2>Relative gains</h2>\n<div class=\"wide\">");
+        rows(&mut out, &gains);
+        let _ = writeln!(out, "</div>\n<p>{GAINS_LEGEND}</p>");
+    }
     out.push_str("<h2>Figures</h2>\n");
     for figure in figures {
         let _ = writeln!(
@@ -84,8 +90,9 @@ fn counted(count: usize, thing: &str) -> String {
     format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
-fn aggregates(out: &mut String, report: &Report) {
-    for (index, row) in summary(report).iter().enumerate() {
+/// A table whose first row is its header.
+fn rows(out: &mut String, rows: &[Vec<Cell>]) {
+    for (index, row) in rows.iter().enumerate() {
         let tag = if index == 0 { "th" } else { "td" };
         let cells: String = row.iter().map(|cell| format!("<{tag}>{}</{tag}>", escape(&cell.text))).collect();
         let _ = match index {
@@ -98,7 +105,11 @@ fn aggregates(out: &mut String, report: &Report) {
 
 fn games_table(out: &mut String, table: &Table) {
     let columns: String = table.columns.iter().map(|name| format!("<th>{}</th>", escape(name))).collect();
-    let _ = write!(out, "<table>\n<thead><tr><th>Game</th>{columns}</tr></thead>\n<tbody>\n");
+    let group = |(group, columns): &(&str, usize)| format!("<th colspan=\"{columns}\">{group}</th>");
+    let groups: String = table.groups.iter().map(group).collect();
+    let groups =
+        if groups.is_empty() { groups } else { format!("<tr class=\"groups\"><th></th>{groups}</tr>\n") };
+    let _ = write!(out, "<table>\n<thead>{groups}<tr><th>Game</th>{columns}</tr></thead>\n<tbody>\n");
     table.games.iter().for_each(|row| table_row(out, row));
     out.push_str("</tbody>\n<tbody class=\"summary\">\n");
     table.summary.iter().for_each(|row| table_row(out, row));

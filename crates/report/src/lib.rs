@@ -10,6 +10,7 @@ mod figures;
 mod files;
 #[doc(hidden)]
 pub mod fuzzing;
+mod gains;
 mod games;
 mod html;
 mod improvement;
@@ -22,10 +23,12 @@ mod runs;
 mod scores;
 mod table;
 mod text;
+mod variants;
 
 pub use error::ReportError;
 pub use files::write;
 pub use input::{Gathered, Request, gather};
-pub use report::{Report, Settings};
+pub use report::{Estimate, Report, Settings};
 pub use resample::{Rng, Watcher};
 pub use text::terminal;
+pub use variants::{VariantTable, variant_tables};

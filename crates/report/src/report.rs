@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::ReportError;
 use crate::agents::{Agent, Kind, Point};
 use crate::bootstrap::{Bootstrap, curve, profile};
+use crate::gains::Gains;
 use crate::games::Games;
 use crate::improvement::improvement;
 use crate::input::Gathered;
@@ -27,6 +28,16 @@ pub struct Settings {
 pub struct Estimate {
     pub value: f64,
     pub interval: Option<[f64; 2]>,
+}
+
+impl Estimate {
+    /// The mean of finite scores that runs of one game reached; `purpose` keeps the draws of several estimates independent.
+    pub fn of_mean(scores: &[f64], purpose: &str, settings: Settings) -> Result<Estimate, ReportError> {
+        let randomness = Randomness::new(settings.rng, settings.seed, &|_, _, _| {})?;
+        let interval = Bootstrap::new(&[scores])
+            .map(|bootstrap| bootstrap.aggregates(&randomness, purpose, settings.replicates).mean);
+        Ok(Estimate { value: mean(scores), interval })
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -100,6 +111,8 @@ pub struct Improvement {
     /// Games that both played.
     pub games: usize,
     pub probability: Estimate,
+    /// How much better the subject's aggregates are.
+    pub gains: Gains,
 }
 
 const PROFILE_REPLICATES: usize = 2_000;
@@ -176,7 +189,7 @@ fn reference(game: &str, games: &Games) -> GameReference {
 }
 
 /// Whether the references of a game are human: those of `arcade/catch` and of users' games are not.
-fn is_human(game: &str) -> bool {
+pub fn is_human(game: &str) -> bool {
     !game.contains('/')
 }
 
@@ -345,7 +358,8 @@ fn improvements(
         let replicates = settings.replicates.min(IMPROVEMENT_REPLICATES);
         let (value, interval) = improvement(&x, &y, randomness, &purpose, replicates);
         let probability = Estimate { value, interval };
-        over.push(Improvement { agent: agent.name.clone(), games: x.len(), probability });
+        let gains = Gains::new(subject, agent);
+        over.push(Improvement { agent: agent.name.clone(), games: x.len(), probability, gains });
     }
     (!over.is_empty()).then(|| Improvements { subject: subject.name.clone(), over })
 }

@@ -26,11 +26,13 @@ pub struct Row {
 pub struct Table {
     /// Random and skilled play where they are known, then the agents.
     pub columns: Vec<String>,
+    /// The header above the columns, each with the number of columns it spans; none where all agents are of one group.
+    pub groups: Vec<(&'static str, usize)>,
     pub games: Vec<Row>,
     pub summary: Vec<Row>,
 }
 
-const MISSING: &str = "-";
+pub const MISSING: &str = "-";
 const NOT_APPLICABLE: &str = "N/A";
 
 impl Table {
@@ -80,10 +82,11 @@ impl Table {
                 ),
             });
         }
-        let mut table = Table { columns: columns.collect(), games, summary };
+        let mut table = Table { columns: columns.collect(), groups: groups(agents), games, summary };
         // Games that bring their own normalisation have no references to show.
         if report.games.iter().all(|game| game.random.is_none()) {
             table.columns.drain(..2);
+            table.groups.retain(|(group, _)| !group.is_empty());
             for row in table.games.iter_mut().chain(&mut table.summary) {
                 row.cells.drain(..2);
             }
@@ -94,6 +97,17 @@ impl Table {
     pub fn rows(&self) -> impl Iterator<Item = &Row> {
         self.games.iter().chain(&self.summary)
     }
+}
+
+/// Agents that follow each other in the table and do or do not search, after the two references.
+fn groups(agents: &[AgentReport]) -> Vec<(&'static str, usize)> {
+    let group = |agent: &AgentReport| match agent.kind {
+        Kind::Search => "Lookahead search",
+        Kind::Agent | Kind::Reference => "No lookahead search",
+    };
+    let spans = agents.chunk_by(|a, b| group(a) == group(b)).map(|span| (group(&span[0]), span.len()));
+    let spans: Vec<_> = std::iter::once(("", 2)).chain(spans).collect();
+    if spans.len() > 2 { spans } else { Vec::new() }
 }
 
 /// Whose play is the top of the scale.
@@ -112,7 +126,7 @@ fn digits(game: &GameReference) -> usize {
 }
 
 /// Whether a metric is over runs, so that published means do not give it.
-fn per_run(metric: Metric) -> bool {
+pub fn per_run(metric: Metric) -> bool {
     matches!(metric, Metric::Iqm | Metric::OptimalityGap)
 }
 

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use crate::metrics::Metric;
-use crate::report::{AgentReport, Estimate, Report};
-use crate::table::{Cell, Row, Table, decimals};
+use crate::report::{AgentReport, Estimate, Improvement, Report};
+use crate::table::{Cell, MISSING, Row, Table, decimals};
 
 /// Wider tables are left to the files.
 const WIDEST: usize = 120;
@@ -33,10 +33,38 @@ pub fn terminal(report: &Report, colour: bool) -> String {
         out.push('\n');
         out.push_str(&aligned(&rows, colour));
     }
+    if let Some(gains) = gains(report) {
+        out.push('\n');
+        out.push_str(&aligned(&gains, colour));
+    }
     out
 }
 
-fn plain(text: impl Into<String>) -> Cell {
+/// Relative gains, baselines down, metrics across; none where one agent is alone.
+pub fn gains(report: &Report) -> Option<Vec<Vec<Cell>>> {
+    let improvements = report.improvement.as_ref()?;
+    let head = std::iter::once(format!("Gain of {} over", improvements.subject));
+    let superhuman = report.has_humans().then(|| "Superhuman".to_string());
+    let head = head.chain(Metric::ALL.map(|metric| metric.label().to_string())).chain(superhuman);
+    let mut rows = vec![head.map(plain).collect::<Vec<Cell>>()];
+    for Improvement { agent, gains, .. } in &improvements.over {
+        let superhuman = report.has_humans().then_some(gains.superhuman);
+        let values = Metric::ALL.map(|metric| gains.aggregates[metric]).into_iter().chain(superhuman);
+        let values = values.map(|gain| gain.map_or(MISSING.to_string(), percent));
+        rows.push(std::iter::once(agent.clone()).chain(values).map(plain).collect());
+    }
+    Some(rows)
+}
+
+pub const GAINS_LEGEND: &str =
+    "Relative gains over the games that both played; for the optimality gap, how much of it is closed.";
+
+/// A relative change: 0.698 is +70%.
+pub fn percent(change: f64) -> String {
+    format!("{:+}%", (100.0 * change).round())
+}
+
+pub fn plain(text: impl Into<String>) -> Cell {
     Cell { text: text.into(), bold: false, underlined: false }
 }
 
@@ -90,7 +118,7 @@ fn grid_width(rows: &[Vec<Cell>]) -> usize {
 }
 
 /// The first column to the left, the others to the right, or from the left where numbers carry intervals.
-fn aligned(rows: &[Vec<Cell>], colour: bool) -> String {
+pub fn aligned(rows: &[Vec<Cell>], colour: bool) -> String {
     let widths = widths(rows);
     let mut out = String::new();
     for row in rows {
@@ -130,11 +158,19 @@ pub fn markdown(report: &Report) -> String {
     };
     let escaped = |text: &str| text.replace('|', "\\|");
     let rule = |columns: usize| format!("| --- |{}", " ---: |".repeat(columns));
-    line(
-        &mut out,
-        &mut std::iter::once("Game".to_string()).chain(table.columns.iter().map(|name| escaped(name))),
-    );
-    let _ = writeln!(out, "{}", rule(table.columns.len()));
+    let names = || std::iter::once("Game".to_string()).chain(table.columns.iter().map(|name| escaped(name)));
+    // Markdown has no cells over several columns and one header row: the groups take it, the names come next.
+    if table.groups.is_empty() {
+        line(&mut out, &mut names());
+        let _ = writeln!(out, "{}", rule(table.columns.len()));
+    } else {
+        let spanned = table.groups.iter().flat_map(|(group, columns)| {
+            std::iter::once(group.to_string()).chain(vec![String::new(); columns - 1])
+        });
+        line(&mut out, &mut std::iter::once(String::new()).chain(spanned));
+        let _ = writeln!(out, "{}", rule(table.columns.len()));
+        line(&mut out, &mut names());
+    }
     for row in table.rows() {
         let cells = row.cells.iter().map(|cell| {
             let text = if cell.bold { format!("**{}**", cell.text) } else { cell.text.clone() };
@@ -143,14 +179,21 @@ pub fn markdown(report: &Report) -> String {
         line(&mut out, &mut std::iter::once(label(row, "\u{2191}", "\u{2193}", &escaped)).chain(cells));
     }
     let _ = writeln!(out, "\n{LEGEND}\n");
-    let summary = summary(report);
-    for (index, row) in summary.iter().enumerate() {
-        line(&mut out, &mut row.iter().map(|cell| escaped(&cell.text)));
-        if index == 0 {
-            let _ = writeln!(out, "{}", rule(row.len() - 1));
+    let whole = |out: &mut String, rows: &[Vec<Cell>]| {
+        for (index, row) in rows.iter().enumerate() {
+            line(out, &mut row.iter().map(|cell| escaped(&cell.text)));
+            if index == 0 {
+                let _ = writeln!(out, "{}", rule(row.len() - 1));
+            }
         }
-    }
+    };
+    whole(&mut out, &summary(report));
     let _ = writeln!(out, "\nBrackets: 95% stratified bootstrap intervals.");
+    if let Some(gains) = gains(report) {
+        let _ = writeln!(out);
+        whole(&mut out, &gains);
+        let _ = writeln!(out, "\n{GAINS_LEGEND}");
+    }
     for note in &report.notes {
         let _ = writeln!(out, "- {note}");
     }
@@ -171,6 +214,17 @@ pub fn latex(report: &Report) -> String {
         "% {LEGEND} Needs \\usepackage{{booktabs}}.\n\\begin{{tabular}}{{l{}}}\n\\toprule\n",
         "r".repeat(table.columns.len())
     );
+    if !table.groups.is_empty() {
+        let (mut spans, mut rules, mut first) = (String::new(), String::new(), 2);
+        for (group, columns) in &table.groups {
+            let _ = write!(spans, " & \\multicolumn{{{columns}}}{{c}}{{{group}}}");
+            if !group.is_empty() {
+                let _ = write!(rules, "\\cmidrule(lr){{{first}-{}}}", first + columns - 1);
+            }
+            first += columns;
+        }
+        let _ = writeln!(out, "{} \\\\\n{rules}", spans.trim_start());
+    }
     let columns: Vec<String> = table.columns.iter().map(|name| escape_latex(name)).collect();
     let _ = writeln!(out, "Game & {} \\\\\n\\midrule", columns.join(" & "));
     let rows = |out: &mut String, rows: &[Row]| {
