@@ -14,6 +14,9 @@ use crate::{Agent, AgentConfig, Network, Perceptual};
 /// The file's name inside an agent's folder.
 pub(crate) const AGENT_FILE: &str = "agent.safetensors";
 
+/// The name where an agent is published: the Hugging Face Hub looks for it.
+const PUBLISHED_FILE: &str = "model.safetensors";
+
 const FORMAT: &str = "iris-agent";
 const VERSION: u32 = 1;
 
@@ -47,6 +50,11 @@ pub enum CheckpointError {
     #[error("{path} is a safetensors file, but not an agent of this program (its metadata lacks `{FORMAT}`)")]
     NotAnAgent { path: PathBuf },
 
+    #[error(
+        "{path} is a safetensors file, but no perceptual network of this program (its metadata lacks `{key}`)"
+    )]
+    NotPerceptual { path: PathBuf, key: &'static str },
+
     #[error("{path} has format version {found}; this program reads up to {VERSION}: use a newer one")]
     TooNew { path: PathBuf, found: u32 },
 
@@ -58,6 +66,11 @@ pub enum CheckpointError {
 
     #[error("{path}: entry `{name}` is not part of this agent")]
     Extra { path: PathBuf, name: String },
+
+    #[error(
+        "{path}: entry `{name}` is not part of a perceptual network; are the files in the order VGG16, LPIPS?"
+    )]
+    ExtraWeights { path: PathBuf, name: String },
 
     #[error("{path}: entry `{name}` has shape {found:?}, expected {expected:?}")]
     WrongShape { path: PathBuf, name: String, found: Vec<usize>, expected: Vec<usize> },
@@ -89,9 +102,16 @@ pub enum CheckpointError {
 pub(crate) type Result<T, E = CheckpointError> = std::result::Result<T, E>;
 
 impl Agent {
-    /// Whether a folder holds an agent by itself, as `iris import` writes them.
+    /// Whether a folder holds an agent by itself, as `iris import` and [`publish`](Agent::publish) write them.
     pub fn is_in(folder: &Path) -> bool {
-        folder.join(AGENT_FILE).is_file()
+        Agent::file_in(folder).is_file()
+    }
+
+    /// The file of the agent in a folder.
+    fn file_in(folder: &Path) -> PathBuf {
+        let names = [AGENT_FILE, PUBLISHED_FILE].map(|name| folder.join(name));
+        let found = names.iter().find(|path| path.is_file()).cloned();
+        found.unwrap_or_else(|| folder.join(AGENT_FILE))
     }
 
     /// The networks under the names they have in files. The perceptual network is there when the agent came with one.
@@ -110,22 +130,25 @@ impl Agent {
 
     /// Writes the networks to `folder`. The file appears whole or not at all.
     pub fn save(&self, perceptual: Option<&Perceptual>, folder: &Path) -> Result<PathBuf> {
+        self.save_as(perceptual, folder, AGENT_FILE)
+    }
+
+    /// The same under the name that others look for.
+    pub fn publish(&self, folder: &Path) -> Result<PathBuf> {
+        self.save_as(None, folder, PUBLISHED_FILE)
+    }
+
+    fn save_as(&self, perceptual: Option<&Perceptual>, folder: &Path, name: &str) -> Result<PathBuf> {
         std::fs::create_dir_all(folder).map_err(failed("create", folder))?;
-        let path = folder.join(AGENT_FILE);
+        let path = folder.join(name);
         write_atomically(&path, &self.to_bytes(perceptual, &path)?)?;
         Ok(path)
     }
 
     /// The networks as the bytes of a file, which errors call `path`.
     pub(crate) fn to_bytes(&self, perceptual: Option<&Perceptual>, path: &Path) -> Result<Vec<u8>> {
-        let mut tensors = BTreeMap::new();
-        for (prefix, network) in self.networks(perceptual) {
-            for spec in network.params.specs() {
-                let entry = Entry::floats(spec.shape.dims().to_vec(), &network.params.get(&spec.name)?);
-                tensors.insert(format!("{prefix}.{}", spec.name), entry);
-            }
-        }
-        let crc32 = Some(checksum_of(tensors.values().map(|entry| entry.bytes.as_slice())));
+        let (tensors, crc32) = entries_of(&self.networks(perceptual))?;
+        let crc32 = Some(crc32);
         let header = serde_json::to_string(&Header { version: VERSION, config: self.config.clone(), crc32 })
             .map_err(|e| CheckpointError::BadConfig { path: path.into(), reason: e.to_string() })?;
         // One entry: a map of several would be written in a different order every time.
@@ -135,7 +158,7 @@ impl Agent {
 
     /// Reads what [`save`](Agent::save) wrote, with its perceptual network if it has one.
     pub fn load(device: &Device, folder: &Path) -> Result<(Agent, Option<Perceptual>)> {
-        let path = folder.join(AGENT_FILE);
+        let path = Agent::file_in(folder);
         Agent::from_bytes(device, &path, &read(&path)?)
     }
 
@@ -170,34 +193,58 @@ impl Agent {
         let perceptual =
             has_perceptual.then(|| Perceptual::within(device, 0.0, bytes.len() / 4)).transpose()?;
 
-        let mut entries = BTreeMap::new();
-        for (prefix, network) in agent.networks(perceptual.as_ref()) {
-            for spec in network.params.specs() {
-                let name = format!("{prefix}.{}", spec.name);
-                let Ok(tensor) = file.tensor(&name) else {
-                    return Err(CheckpointError::Missing { path, name });
-                };
-                let expected = spec.shape.dims();
-                if tensor.shape() != expected {
-                    let (found, expected) = (tensor.shape().to_vec(), expected.to_vec());
-                    return Err(CheckpointError::WrongShape { path, name, found, expected });
-                }
-                entries.insert(name, (network, spec, tensor));
-            }
-        }
-        if let Some(extra) = file.names().into_iter().find(|name| !entries.contains_key(*name)) {
-            return Err(CheckpointError::Extra { path, name: extra.to_string() });
-        }
-        let checksum = checksum_of(entries.values().map(|(_, _, tensor)| tensor.data()));
-        if header.crc32.is_some_and(|crc32| crc32 != checksum) {
-            return Err(CheckpointError::Checksum { path });
-        }
-        for (name, (network, spec, tensor)) in &entries {
-            network.params.set(&spec.name, &finite(&path, name, tensor)?)?;
-        }
-        drop(entries);
+        fill(&agent.networks(perceptual.as_ref()), &path, &file, header.crc32)?;
         Ok((agent, perceptual))
     }
+}
+
+/// All parameters of networks under the names they have in files, and the CRC-32 of their bytes in the order of these names.
+pub(crate) fn entries_of(networks: &[(&str, &Network)]) -> Result<(BTreeMap<String, Entry>, u32)> {
+    let mut entries = BTreeMap::new();
+    for (prefix, network) in networks {
+        for spec in network.params.specs() {
+            let entry = Entry::floats(spec.shape.dims().to_vec(), &network.params.get(&spec.name)?);
+            entries.insert(format!("{prefix}.{}", spec.name), entry);
+        }
+    }
+    let crc32 = checksum_of(entries.values().map(|entry| entry.bytes.as_slice()));
+    Ok((entries, crc32))
+}
+
+/// Gives networks the parameters that [`entries_of`] wrote, which must be all of the file.
+pub(crate) fn fill(
+    networks: &[(&str, &Network)],
+    path: &Path,
+    file: &SafeTensors,
+    crc32: Option<u32>,
+) -> Result<()> {
+    let path = path.to_path_buf();
+    let mut entries = BTreeMap::new();
+    for (prefix, network) in networks {
+        for spec in network.params.specs() {
+            let name = format!("{prefix}.{}", spec.name);
+            let Ok(tensor) = file.tensor(&name) else {
+                return Err(CheckpointError::Missing { path, name });
+            };
+            let expected = spec.shape.dims();
+            if tensor.shape() != expected {
+                let (found, expected) = (tensor.shape().to_vec(), expected.to_vec());
+                return Err(CheckpointError::WrongShape { path, name, found, expected });
+            }
+            entries.insert(name, (network, spec, tensor));
+        }
+    }
+    if let Some(extra) = file.names().into_iter().find(|name| !entries.contains_key(*name)) {
+        return Err(CheckpointError::Extra { path, name: extra.to_string() });
+    }
+    let checksum = checksum_of(entries.values().map(|(_, _, tensor)| tensor.data()));
+    if crc32.is_some_and(|crc32| crc32 != checksum) {
+        return Err(CheckpointError::Checksum { path });
+    }
+    for (name, (network, spec, tensor)) in &entries {
+        network.params.set(&spec.name, &finite(&path, name, tensor)?)?;
+    }
+    Ok(())
 }
 
 /// A tensor on its way to a file.
@@ -236,14 +283,21 @@ fn checksum_of<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u32 {
 
 /// The numbers of an entry: f32, none of them NaN or infinite.
 pub(crate) fn finite(path: &Path, name: &str, tensor: &TensorView) -> Result<Vec<f32>> {
-    let (path, name) = (path.to_path_buf(), name.to_string());
     if tensor.dtype() != Dtype::F32 {
-        return Err(CheckpointError::WrongType { path, name, found: format!("{:?}", tensor.dtype()) });
+        let (path, name, found) = (path.into(), name.into(), format!("{:?}", tensor.dtype()));
+        return Err(CheckpointError::WrongType { path, name, found });
     }
-    let values: Vec<f32> =
-        tensor.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    let values = tensor.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+    all_finite(path, name, values.collect())
+}
+
+/// The values of an entry, none of which may be NaN or infinite.
+pub(crate) fn all_finite(path: &Path, name: &str, values: Vec<f32>) -> Result<Vec<f32>> {
     match values.iter().find(|value| !value.is_finite()) {
-        Some(value) => Err(CheckpointError::BadValue { path, name, found: value.to_string() }),
+        Some(value) => {
+            let (path, name, found) = (path.into(), name.into(), value.to_string());
+            Err(CheckpointError::BadValue { path, name, found })
+        }
         None => Ok(values),
     }
 }

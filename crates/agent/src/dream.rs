@@ -221,6 +221,11 @@ impl Dream {
         self.dreamer.batch()
     }
 
+    /// Steps that the world model remembers. Fewer than before a step: its context window was full, and the older half was forgotten.
+    pub fn remembered(&self) -> usize {
+        self.step
+    }
+
     /// The randomness of the next step.
     pub fn key(&self) -> Key {
         self.dreamer.stepper.key()
@@ -432,7 +437,7 @@ fn check_row(name: &str, len: usize, frame: usize) -> Result<()> {
     }
 }
 
-fn softmax(logits: &[f32]) -> Vec<f32> {
+pub(crate) fn softmax(logits: &[f32]) -> Vec<f32> {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let raised: Vec<f64> = logits.iter().map(|l| f64::from(l - largest).exp()).collect();
     let sum: f64 = raised.iter().sum();

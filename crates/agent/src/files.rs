@@ -36,7 +36,7 @@ pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// Writes a temporary file, syncs it and renames it over `path`: readers see the old content or the new.
 /// Symbolic links are followed; pipes and devices are written in place.
-pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     let target = path.canonicalize().unwrap_or_else(|_| path.into());
     if target.exists() && !target.is_file() {
         return std::fs::write(&target, bytes).map_err(failed("write", path));

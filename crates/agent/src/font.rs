@@ -1,10 +1,10 @@
-//! Capital letters, digits and a few signs of 5 x 7 pixels, for captions in pictures.
+//! Capital letters, digits and the signs of ASCII in 5 x 7 pixels, for captions in pictures.
 
 /// Pixels from one letter to the next.
 pub(crate) const ADVANCE: usize = 6;
 pub(crate) const HEIGHT: usize = 7;
 
-/// The five columns of a letter, the lowest bit on top. Small letters are drawn as capitals, what is missing as nothing.
+/// The five columns of a letter, the lowest bit on top. Small letters are drawn as capitals, what is not ASCII as a box.
 fn columns(letter: char) -> [u8; 5] {
     match letter.to_ascii_uppercase() {
         'A' => [0x7E, 0x11, 0x11, 0x11, 0x7E],
@@ -47,7 +47,36 @@ fn columns(letter: char) -> [u8; 5] {
         '.' => [0x00, 0x60, 0x60, 0x00, 0x00],
         ',' => [0x00, 0x50, 0x30, 0x00, 0x00],
         ':' => [0x00, 0x36, 0x36, 0x00, 0x00],
-        _ => [0; 5],
+        ';' => [0x00, 0x56, 0x36, 0x00, 0x00],
+        '!' => [0x00, 0x00, 0x5F, 0x00, 0x00],
+        '"' => [0x00, 0x07, 0x00, 0x07, 0x00],
+        '#' => [0x14, 0x7F, 0x14, 0x7F, 0x14],
+        '$' => [0x24, 0x2A, 0x7F, 0x2A, 0x12],
+        '%' => [0x23, 0x13, 0x08, 0x64, 0x62],
+        '&' => [0x36, 0x49, 0x56, 0x20, 0x50],
+        '\'' => [0x00, 0x00, 0x07, 0x00, 0x00],
+        '(' => [0x00, 0x1C, 0x22, 0x41, 0x00],
+        ')' => [0x00, 0x41, 0x22, 0x1C, 0x00],
+        '*' => [0x2A, 0x1C, 0x7F, 0x1C, 0x2A],
+        '+' => [0x08, 0x08, 0x3E, 0x08, 0x08],
+        '/' => [0x40, 0x30, 0x08, 0x06, 0x01],
+        '\\' => [0x01, 0x06, 0x08, 0x30, 0x40],
+        '<' => [0x08, 0x14, 0x22, 0x41, 0x00],
+        '=' => [0x14; 5],
+        '>' => [0x00, 0x41, 0x22, 0x14, 0x08],
+        '?' => [0x02, 0x01, 0x59, 0x09, 0x06],
+        '@' => [0x3E, 0x41, 0x5D, 0x59, 0x4E],
+        '[' => [0x00, 0x7F, 0x41, 0x41, 0x00],
+        ']' => [0x00, 0x41, 0x41, 0x7F, 0x00],
+        '^' => [0x04, 0x02, 0x01, 0x02, 0x04],
+        '_' => [0x40; 5],
+        '`' => [0x00, 0x01, 0x02, 0x04, 0x00],
+        '{' => [0x00, 0x08, 0x36, 0x41, 0x00],
+        '|' => [0x00, 0x00, 0x7F, 0x00, 0x00],
+        '}' => [0x00, 0x41, 0x36, 0x08, 0x00],
+        '~' => [0x02, 0x01, 0x02, 0x04, 0x02],
+        letter if letter.is_whitespace() || letter.is_control() => [0; 5],
+        _ => [0x7F, 0x41, 0x41, 0x41, 0x7F],
     }
 }
 
@@ -65,6 +94,25 @@ pub(crate) fn width(text: &str) -> usize {
     (text.chars().count() * ADVANCE).saturating_sub(1)
 }
 
+/// A text in lines of at most `room` pixels, broken between words. A word that is longer than a line is broken, too.
+pub(crate) fn wrapped(text: &str, room: usize) -> Vec<String> {
+    let most = ((room + 1) / ADVANCE).max(1);
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let letters: Vec<char> = word.chars().collect();
+        for (i, piece) in letters.chunks(most).enumerate() {
+            match lines.last_mut() {
+                Some(line) if line.is_empty() => line.extend(piece),
+                Some(line) if i == 0 && line.chars().count() + 1 + piece.len() <= most => {
+                    line.extend([' '].iter().chain(piece));
+                }
+                _ => lines.push(piece.iter().collect()),
+            }
+        }
+    }
+    lines
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,13 +120,25 @@ mod tests {
     /// Letters that look the same would be read as one another.
     #[test]
     fn every_letter_is_another_one_and_keeps_to_its_place() {
-        let letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-.,:";
-        let shapes: std::collections::BTreeSet<[u8; 5]> = letters.chars().map(columns).collect();
-        assert_eq!(shapes.len(), letters.len());
+        // Actions and folders may be called anything.
+        let letters = (' '..='~').filter(|letter| !letter.is_ascii_lowercase()).chain(['\u{e4}']);
+        let shapes: std::collections::BTreeSet<[u8; 5]> = letters.clone().map(columns).collect();
+        assert_eq!(shapes.len(), letters.count());
         assert!(shapes.iter().flatten().all(|bits| bits >> HEIGHT == 0));
         assert_eq!(columns('q'), columns('Q'));
         assert_eq!(pixels("I ").count(), 7 + 4);
         assert!(pixels("HELLO").all(|(x, _)| x < width("HELLO")));
         assert_eq!((width("HI"), width("")), (11, 0));
+    }
+
+    #[test]
+    fn long_texts_are_broken_between_words() {
+        let text = "future 1, 2 frames given (green)";
+        assert_eq!(wrapped(text, 64), ["future 1,", "2 frames", "given", "(green)"]);
+        assert_eq!(wrapped(text, width(text)), [text]);
+        assert_eq!(wrapped(text, width(text) - 1), ["future 1, 2 frames given", "(green)"]);
+        assert_eq!(wrapped("an unbreakable", 6 * 7 - 1), ["an", "unbreak", "able"]);
+        assert_eq!(wrapped("unbreak it", 6 * 7 - 1), ["unbreak", "it"]);
+        assert_eq!((wrapped("", 64), wrapped("ab", 0)), (vec![String::new()], vec!["a".into(), "b".into()]));
     }
 }

@@ -9,7 +9,7 @@ use engine::Device;
 
 use crate::replay::{codec, packed};
 use crate::train::state::State;
-use crate::{Agent, AgentConfig, CheckpointError, train};
+use crate::{Agent, AgentConfig, CheckpointError, Perceptual, train};
 
 /// `state.json`, as it is and with its checksum corrected.
 pub fn state(bytes: &[u8]) -> Option<Vec<u8>> {
@@ -37,6 +37,12 @@ pub fn agent(device: &Device, bytes: &[u8]) -> Result<Vec<u8>, CheckpointError> 
     let path = Path::new("agent.safetensors");
     let (agent, perceptual) = Agent::from_bytes(device, path, bytes)?;
     agent.to_bytes(perceptual.as_ref(), path)
+}
+
+/// `perceptual.safetensors`, which is large: small files end before its parameters.
+pub fn perceptual(device: &Device, bytes: &[u8]) -> Result<Vec<u8>, CheckpointError> {
+    let path = Path::new("perceptual.safetensors");
+    Perceptual::from_bytes(device, path, bytes)?.to_bytes(path)
 }
 
 /// `optimisers.safetensors` of an agent, which [`tiny_agent`] makes.

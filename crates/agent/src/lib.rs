@@ -4,18 +4,22 @@
 //! rewards and ends, [`ActorCritic`] acts on reconstructed frames, and a [`Dreamer`] lets it act inside the world model.
 
 mod actor_critic;
+pub mod animation;
+mod by_hand;
 mod checkpoint;
 mod config;
 mod dream;
 mod episodes;
+mod expectation;
 mod files;
 mod font;
 #[doc(hidden)]
 pub mod fuzzing;
 mod imagine;
 mod layers;
-mod npz;
+pub mod npz;
 mod perceptual;
+mod perceptual_file;
 pub mod picture;
 mod player;
 pub mod reference;
@@ -28,18 +32,20 @@ pub mod train;
 mod world_model;
 
 pub use actor_critic::{ActorCritic, ActorCriticLosses, Policy, Returns, Sight};
+pub use by_hand::PlayedGame;
 pub use checkpoint::CheckpointError;
 pub use config::{ActorCriticConfig, AgentConfig, ConfigError, TokenizerConfig, WorldModelConfig};
 pub use dream::{Asked, Attention, Dream, Frame, Logits, Moment, Snapshot};
-pub use episodes::{EpisodesError, export_episodes};
-pub use files::FileError;
+pub use episodes::{Archive, EpisodesError, export_episodes, join_episodes};
+pub use expectation::{Expectation, Read};
+pub use files::{FileError, write_atomically};
 pub use imagine::{Acting, Action, Dreamer, Start, Trajectories};
 pub use layers::Network;
 pub use perceptual::Perceptual;
-pub use player::{PlayError, Player, episode_seed, evaluation_seed};
+pub use player::{PlayError, Player, PlayerState, Thought, episode_seed, evaluation_seed};
 pub use replay::{Episode, Record, Replay, ReplayError, Segment, Table, TableError};
 pub use rewards::RewardModel;
-pub use rollout::{Rollout, Stretch};
+pub use rollout::{Dreamt, Rollout, Stretch};
 pub use scenes::{Eye, SceneError, Scenes};
 pub use tokenizer::{Tokenizer, TokenizerLosses};
 pub use world_model::{Memory, WorldModel, WorldModelBatch, WorldModelLosses, WorldModelOutput};

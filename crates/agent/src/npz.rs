@@ -1,11 +1,12 @@
-//! NumPy archives: a zip of uncompressed `.npy` files, as `numpy.savez` writes them, array by array without holding one in memory.
+//! NumPy archives: a zip of compressed `.npy` files, as `numpy.savez_compressed` writes them, array by array without holding one in memory.
 
 use std::fs::File;
-use std::io::{BufWriter, Error, Write};
+use std::io::{BufWriter, Error, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
+use zip::read::ZipFile;
 use zip::write::SimpleFileOptions;
-use zip::{CompressionMethod, DateTime, ZipWriter};
+use zip::{CompressionMethod, DateTime, ZipArchive, ZipWriter};
 
 use crate::files::{FileError, failed, parent, sync_folder};
 
@@ -13,7 +14,7 @@ type Result<T, E = FileError> = std::result::Result<T, E>;
 
 /// Element types, all little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Dtype {
+pub enum Dtype {
     Bool,
     U8,
     I32,
@@ -32,10 +33,19 @@ impl Dtype {
             Dtype::F32 => "<f4",
         }
     }
+
+    /// Bytes of an element.
+    fn size(self) -> usize {
+        match self {
+            Dtype::Bool | Dtype::U8 => 1,
+            Dtype::I32 | Dtype::F32 => 4,
+            Dtype::I64 => 8,
+        }
+    }
 }
 
 /// An archive that is being written. It appears under its name when it is finished; dropped before, it leaves nothing behind.
-pub(crate) struct Npz {
+pub struct Npz {
     path: PathBuf,
     partial: PathBuf,
     /// `None` once it is finished.
@@ -57,7 +67,9 @@ impl Npz {
     /// Begins an array, whose elements follow with [`write`](Npz::write).
     pub fn array(&mut self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<()> {
         let options = SimpleFileOptions::default()
-            .compression_method(CompressionMethod::Stored)
+            .compression_method(CompressionMethod::Deflated)
+            // Frames of games shrink a lot at any level.
+            .compression_level(Some(1))
             // The same bytes whenever it is written.
             .last_modified_time(DateTime::default())
             .large_file(true);
@@ -106,6 +118,79 @@ impl Drop for Npz {
     }
 }
 
+/// An archive that [`Npz`] wrote.
+pub(crate) struct NpzReader<R> {
+    path: PathBuf,
+    zip: ZipArchive<R>,
+}
+
+impl<R: Read + Seek> NpzReader<R> {
+    /// `path` is for messages.
+    pub fn new(file: R, path: &Path) -> Result<NpzReader<R>> {
+        let zip = ZipArchive::new(file).map_err(|e| failed("read", path)(e.into()))?;
+        Ok(NpzReader { path: path.into(), zip })
+    }
+
+    pub fn shape(&mut self, name: &str, dtype: Dtype) -> Result<Vec<usize>> {
+        let NpzReader { path, zip } = self;
+        open(zip, name, dtype).map(|(shape, _)| shape).map_err(failed("read", path))
+    }
+
+    /// Reads an array of this shape, some bytes at a time.
+    pub fn read<E: From<FileError>>(
+        &mut self,
+        name: &str,
+        dtype: Dtype,
+        shape: &[usize],
+        mut part: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let NpzReader { path, zip } = self;
+        let bad = |what: String| E::from(failed("read", path)(Error::other(what)));
+        let (found, mut file) = open(zip, name, dtype).map_err(failed("read", path))?;
+        if found != shape {
+            return Err(bad(format!("{name} has shape {found:?}, not {shape:?}")));
+        }
+        let expected = shape.iter().try_fold(dtype.size(), |bytes, size| bytes.checked_mul(*size));
+        let (mut buffer, mut bytes) = (vec![0; 1 << 16], 0);
+        loop {
+            let read = file.read(&mut buffer).map_err(failed("read", path))?;
+            bytes += read;
+            // More than the shape says is not read to its end.
+            if read == 0 || expected.is_none_or(|expected| bytes > expected) {
+                break;
+            }
+            part(&buffer[..read])?;
+        }
+        match expected == Some(bytes) {
+            true => Ok(()),
+            false => Err(bad(format!("{name} has {bytes} bytes, too few or too many for shape {shape:?}"))),
+        }
+    }
+}
+
+/// The shape of an array, and a reader of its elements.
+fn open<'a, R: Read + Seek>(
+    zip: &'a mut ZipArchive<R>,
+    name: &str,
+    dtype: Dtype,
+) -> std::io::Result<(Vec<usize>, ZipFile<'a, R>)> {
+    let mut file = zip.by_name(&format!("{name}.npy"))?;
+    let mut start = [0; 10];
+    file.read_exact(&mut start)?;
+    let mut found = start.to_vec();
+    file.by_ref().take(u64::from(u16::from_le_bytes([start[8], start[9]]))).read_to_end(&mut found)?;
+    let text = String::from_utf8_lossy(&found);
+    let sizes =
+        text.split_once("'shape': (").and_then(|(_, rest)| rest.split_once(')')).map(|(sizes, _)| sizes);
+    let sizes =
+        sizes.into_iter().flat_map(|sizes| sizes.split(',')).map(str::trim).filter(|size| !size.is_empty());
+    let shape: Vec<usize> = sizes.map_while(|size| size.parse().ok()).collect();
+    match found == header(dtype, &shape) {
+        true => Ok((shape, file)),
+        false => Err(Error::other(format!("{name} does not have the form that this program writes"))),
+    }
+}
+
 /// What an `.npy` file of version 1.0 starts with: magic, version, length, a Python dictionary, spaces up to a multiple of 64 bytes.
 fn header(dtype: Dtype, shape: &[usize]) -> Vec<u8> {
     let sizes: String = shape.iter().map(|size| format!("{size},")).collect();
@@ -120,8 +205,6 @@ fn header(dtype: Dtype, shape: &[usize]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
-
     use super::*;
 
     #[test]
@@ -132,6 +215,53 @@ mod tests {
         let text = std::str::from_utf8(&header[10..]).unwrap();
         assert!(text.starts_with("{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }  "), "{text}");
         assert!(text.ends_with(" \n"));
+    }
+
+    #[test]
+    fn arrays_can_be_read_back_and_damage_is_noticed() {
+        let folder = std::env::temp_dir().join(format!("iris-npz-read-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("a.npz");
+        // More than is read at a time.
+        let written: Vec<u8> = (0..100_000u32).map(|i| (i % 251) as u8).collect();
+        let mut npz = Npz::create(&path).unwrap();
+        npz.array("a", Dtype::U8, &[50_000, 2]).unwrap();
+        npz.write(&written).unwrap();
+        npz.array("short", Dtype::F32, &[2]).unwrap();
+        npz.write(&[0; 7]).unwrap();
+        npz.finish().unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        let read = |bytes: &[u8], name: &str, dtype: Dtype, shape: &[usize]| -> Result<Vec<u8>> {
+            let mut all = Vec::new();
+            NpzReader::new(std::io::Cursor::new(bytes), &path)?.read(
+                name,
+                dtype,
+                shape,
+                |part| -> Result<()> {
+                    all.extend_from_slice(part);
+                    Ok(())
+                },
+            )?;
+            Ok(all)
+        };
+        assert!(read(&bytes, "a", Dtype::U8, &[50_000, 2]).unwrap() == written);
+        for (name, dtype, shape, expected) in [
+            ("a", Dtype::U8, &[100_000][..], "a has shape [50000, 2], not [100000]"),
+            ("a", Dtype::Bool, &[50_000, 2], "a does not have the form"),
+            ("b", Dtype::U8, &[2], "not found"),
+            ("short", Dtype::F32, &[2], "short has 7 bytes, too few or too many for shape [2]"),
+        ] {
+            let error = read(&bytes, name, dtype, shape).unwrap_err().to_string();
+            assert!(error.starts_with("cannot read ") && error.contains(expected), "{error}");
+        }
+        // Whatever byte is another one: the same array, or an error.
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 0x41;
+            let found = read(&damaged, "a", Dtype::U8, &[50_000, 2]);
+            assert!(found.is_err() || found.is_ok_and(|found| found == written), "byte {at}");
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Pictures of frames: strips as PNG, animations as GIF.
+//! Pictures of frames: strips, and the pictures of animations.
 
 use std::path::Path;
 
@@ -70,10 +70,20 @@ impl Cell {
     }
 }
 
+/// An image of a game as a person sees it, with two lines above it.
+#[derive(Clone, Debug)]
+pub struct Still {
+    pub captions: [String; 2],
+    pub height: usize,
+    pub width: usize,
+    /// RGB bytes.
+    pub pixels: Vec<u8>,
+}
+
 /// A row of a strip.
 #[derive(Clone, Debug, Default)]
 pub struct Row {
-    /// Stands above it. As long as a frame is wide, or it is cut off in an animation.
+    /// Stands above it; in an animation in as many lines as it takes.
     pub caption: String,
     pub cells: Vec<Cell>,
 }
@@ -85,7 +95,7 @@ impl Row {
 }
 
 impl Picture {
-    fn new(width: usize, height: usize) -> Picture {
+    pub(crate) fn blank(width: usize, height: usize) -> Picture {
         Picture { width, height, pixels: vec![PAPER; width * height] }
     }
 
@@ -146,7 +156,7 @@ impl Picture {
             places.push((name, colour, (x, y + 2)));
             x += wide + 2 * font::ADVANCE;
         }
-        let mut picture = Picture::new(width, y + LINE);
+        let mut picture = Picture::blank(width, y + LINE);
         for (name, colour, (x, y)) in places {
             picture.fill((x, y), (font::HEIGHT, font::HEIGHT), colour);
             picture.write(name, (x + font::HEIGHT + 3, y), width);
@@ -187,6 +197,24 @@ impl Picture {
         picture
     }
 
+    /// Stills beside each other, small ones enlarged.
+    pub fn stills(stills: &[Still]) -> Picture {
+        let scale = |still: &Still| (TARGET / still.height).max(1);
+        let across: usize = stills.iter().map(|still| scale(still) * still.width + BORDER).sum();
+        let down = stills.iter().map(|still| scale(still) * still.height).max().unwrap_or(0);
+        let mut picture = Picture::blank(across + BORDER, 2 * LINE + down + BORDER);
+        let mut x = BORDER;
+        for still in stills {
+            let wide = scale(still) * still.width;
+            for (line, caption) in still.captions.iter().enumerate() {
+                picture.write(caption, (x, line * LINE + 2), wide);
+            }
+            picture.paste(&still.pixels, still.width, (x, 2 * LINE), scale(still));
+            x += wide + BORDER;
+        }
+        picture
+    }
+
     /// Draws RGB bytes in rows of `width` pixels, each `scale` times as large.
     fn paste(&mut self, image: &[u8], width: usize, (x, y): (usize, usize), scale: usize) {
         for (at, pixel) in image.as_chunks::<3>().0.iter().enumerate() {
@@ -201,28 +229,39 @@ impl Picture {
         let scale = (TARGET / size).max(1);
         let (across, down) = cell_size(size * scale);
         let given = any_given(rows);
+        let captions: Vec<Vec<String>> =
+            rows.iter().map(|row| font::wrapped(&row.caption, size * scale)).collect();
+        let top = LINE * captions.iter().map(Vec::len).max().unwrap_or(1);
         (0..steps).map(move |t| {
-            let mut picture = Picture::with_legend((rows.len() * across).max(1), LINE + down, given);
-            for (i, row) in rows.iter().enumerate() {
-                picture.write(&row.caption, (i * across + BORDER, 2), across - 2 * BORDER);
+            let mut picture = Picture::with_legend((rows.len() * across).max(1), top + down, given);
+            for (i, (row, caption)) in rows.iter().zip(&captions).enumerate() {
+                for (line, text) in caption.iter().enumerate() {
+                    picture.write(text, (i * across + BORDER, line * LINE + 2), size * scale);
+                }
                 if let Some(cell) = row.cells.get(t).or(row.cells.last()) {
-                    picture.cell(cell, size, (i * across, LINE), scale);
+                    picture.cell(cell, size, (i * across, top), scale);
                 }
             }
             picture
         })
     }
 
+    /// Red, green and blue of every pixel, row by row.
+    pub(crate) fn rgb(&self) -> &[u8] {
+        self.pixels.as_flattened()
+    }
+
+    pub(crate) fn to_png(&self) -> Result<Vec<u8>, png::EncodingError> {
+        let mut bytes = Vec::new();
+        let mut encoder = png::Encoder::new(&mut bytes, self.width as u32, self.height as u32);
+        encoder.set_color(png::ColorType::Rgb);
+        encoder.set_depth(png::BitDepth::Eight);
+        encoder.write_header()?.write_image_data(self.rgb())?;
+        Ok(bytes)
+    }
+
     pub fn write_png(&self, path: &Path) -> Result<(), FileError> {
-        let encode = || -> Result<Vec<u8>, png::EncodingError> {
-            let mut bytes = Vec::new();
-            let mut encoder = png::Encoder::new(&mut bytes, self.width as u32, self.height as u32);
-            encoder.set_color(png::ColorType::Rgb);
-            encoder.set_depth(png::BitDepth::Eight);
-            encoder.write_header()?.write_image_data(self.pixels.as_flattened())?;
-            Ok(bytes)
-        };
-        write_atomically(path, &encode().map_err(|e| failed("write", path)(std::io::Error::other(e)))?)
+        write_atomically(path, &self.to_png().map_err(|e| failed("write", path)(std::io::Error::other(e)))?)
     }
 }
 
@@ -233,63 +272,6 @@ fn any_given(rows: &[Row]) -> bool {
 /// Width and height of a cell around a frame of this side.
 fn cell_size(side: usize) -> (usize, usize) {
     (side + 2 * BORDER, side + 2 * BORDER + BAR)
-}
-
-/// A GIF in the making, which holds its pictures compressed: a long game would fill the memory otherwise.
-pub struct Animation<'a> {
-    path: &'a Path,
-    /// Hundredths of a second per picture.
-    delay: u16,
-    encoder: Option<gif::Encoder<Vec<u8>>>,
-}
-
-impl<'a> Animation<'a> {
-    pub fn new(path: &'a Path, delay: u16) -> Animation<'a> {
-        Animation { path, delay, encoder: None }
-    }
-
-    /// All pictures have the size of the first.
-    pub fn add(&mut self, picture: &Picture) -> Result<(), FileError> {
-        let Picture { width, height, ref pixels } = *picture;
-        let unwritable = |e: gif::EncodingError| failed("write", self.path)(std::io::Error::other(e));
-        let (Ok(wide), Ok(high)) = (u16::try_from(width), u16::try_from(height)) else {
-            let reason = format!(
-                "{width} x {height} pixels are too many for a GIF, which has at most 65535 each way: draw less"
-            );
-            return Err(failed("write", self.path)(std::io::Error::other(reason)));
-        };
-        let encoder = match &mut self.encoder {
-            Some(encoder) => encoder,
-            none => {
-                let mut encoder = gif::Encoder::new(Vec::new(), wide, high, &[]).map_err(unwritable)?;
-                encoder.set_repeat(gif::Repeat::Infinite).map_err(unwritable)?;
-                none.insert(encoder)
-            }
-        };
-        let mut frame = gif::Frame::from_rgb_speed(wide, high, pixels.as_flattened(), 10);
-        frame.delay = self.delay;
-        encoder.write_frame(&frame).map_err(unwritable)
-    }
-
-    /// Writes the file, unless there was no picture.
-    pub fn write(self) -> Result<(), FileError> {
-        let Some(encoder) = self.encoder else { return Ok(()) };
-        let bytes = encoder.into_inner().map_err(|e| failed("write", self.path)(std::io::Error::other(e)))?;
-        write_atomically(self.path, &bytes)
-    }
-}
-
-/// Writes an animation that repeats, `delay` hundredths of a second per picture.
-pub fn write_gif(
-    pictures: impl IntoIterator<Item = Picture>,
-    delay: u16,
-    path: &Path,
-) -> Result<(), FileError> {
-    let mut animation = Animation::new(path, delay);
-    for picture in pictures {
-        animation.add(&picture)?;
-    }
-    animation.write()
 }
 
 #[cfg(test)]
@@ -344,6 +326,11 @@ mod tests {
         let animation: Vec<_> = Picture::animation(&rows, 32).collect();
         assert_eq!((animation.len(), animation[1].size()), (3, (2 * across, LINE + down + LINE)));
         assert_eq!(animation[1].pixels[(LINE + BORDER) * 2 * across + across + BORDER], [30; 3]);
+        // A caption that is wider than a frame takes more lines, for all rows.
+        let long = [rows[0].clone(), Row::new("future 1, 2 frames given", rows[1].cells.clone())];
+        let wrapped: Vec<_> = Picture::animation(&long, 32).collect();
+        assert_eq!(wrapped[0].size(), (2 * across, 2 * LINE + down + LINE));
+        assert_eq!(wrapped[1].pixels[(2 * LINE + BORDER) * 2 * across + across + BORDER], [30; 3]);
         // A single column has room for one colour a line.
         let narrow =
             Picture::strip(&[Row::new("a caption that is too long for it", vec![cell(1, 0.0, true)])], 32);
@@ -381,41 +368,12 @@ mod tests {
         let mut bytes = vec![0; reader.output_buffer_size().unwrap()];
         reader.next_frame(&mut bytes).unwrap();
         assert_eq!(bytes, picture.pixels.as_flattened());
-        write_gif([picture.clone(), picture.clone()], 10, &folder.join("a.gif")).unwrap();
-        let mut reader =
-            gif::DecodeOptions::new().read_info(File::open(folder.join("a.gif")).unwrap()).unwrap();
-        let mut frames = 0;
-        while let Some(frame) = reader.read_next_frame().unwrap() {
-            assert_eq!(
-                (frame.width as usize, frame.height as usize, frame.delay),
-                (picture.width, picture.height, 10)
-            );
-            frames += 1;
-        }
-        assert_eq!(frames, 2);
         assert!(picture.write_png(&folder.join("no/such/folder.png")).is_err());
         // What a link leads to is written, not the link.
         std::os::unix::fs::symlink(folder.join("a.png"), folder.join("link.png")).unwrap();
         std::fs::write(folder.join("a.png"), "").unwrap();
         picture.write_png(&folder.join("link.png")).unwrap();
         assert!(folder.join("link.png").is_symlink() && folder.join("a.png").metadata().unwrap().len() > 0);
-        // What cannot be drawn leaves the old picture where it is.
-        let wide = Picture { width: 70_000, height: 1, pixels: vec![PAPER; 70_000] };
-        let error = write_gif([wide], 10, &folder.join("a.gif")).unwrap_err().to_string();
-        assert!(error.contains("70000 x 1 pixels are too many"), "{error}");
-        assert!(gif::DecodeOptions::new().read_info(File::open(folder.join("a.gif")).unwrap()).is_ok());
-        // A full disk is not kept secret.
-        for name in ["full.png", "full.gif"] {
-            std::os::unix::fs::symlink("/dev/full", folder.join(name)).unwrap();
-        }
-        let full = [
-            picture.write_png(&folder.join("full.png")),
-            write_gif([picture.clone()], 10, &folder.join("full.gif")),
-        ];
-        for result in full {
-            let error = result.unwrap_err().to_string();
-            assert!(error.contains("No space left on device"), "{error}");
-        }
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -3,7 +3,9 @@
 use engine::{Buffer, Device, Key, Lstm, Result, StepId, Stepper, Temperature};
 use envs::{EnvError, Game, Purpose, VectorEnv};
 
-use crate::Agent;
+use crate::dream::softmax;
+use crate::picture::to_bytes;
+use crate::{Agent, Frame};
 
 /// Plays several games side by side with one policy.
 pub struct Player {
@@ -12,11 +14,41 @@ pub struct Player {
     hidden: Buffer,
     cell: Buffer,
     actions: Buffer,
-    /// [B], where they are asked for.
-    values: Option<Buffer>,
+    /// Where they are asked for.
+    details: Option<Details>,
     temperature: Temperature,
     batch: usize,
     width: usize,
+}
+
+/// What a player keeps of its newest look beside the actions.
+struct Details {
+    /// [B]
+    values: Buffer,
+    /// [B, A]
+    logits: Buffer,
+    /// The reconstructed frames, [B, H, W, 3] in [0, 1].
+    seen: Buffer,
+    /// i32 [B, K]
+    tokens: Buffer,
+}
+
+/// What one game looked like to a player, and what it thought of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Thought {
+    pub seen: Frame,
+    /// At temperature 1.
+    pub action_probabilities: Vec<f32>,
+    /// The discounted rewards that the critic expected before the action.
+    pub value: f32,
+}
+
+/// A player as it was at one moment: memory and randomness.
+#[derive(Clone, Debug)]
+pub struct PlayerState {
+    hidden: Vec<f32>,
+    cell: Vec<f32>,
+    key: Key,
 }
 
 impl Player {
@@ -29,22 +61,53 @@ impl Player {
             hidden: device.buffer::<f32>("hidden state", [batch, width])?,
             cell: device.buffer::<f32>("cell state", [batch, width])?,
             actions: device.buffer::<i32>("actions", [batch])?,
-            values: None,
+            details: None,
             temperature: Temperature::new(device, 1.0)?,
             batch,
             width,
         })
     }
 
-    /// A player that also keeps what the critic expects: see [`values`](Player::values).
-    pub fn with_values(device: &Device, agent: &Agent, batch: usize) -> engine::Result<Player> {
-        let values = Some(device.buffer::<f32>("values", [batch])?);
-        Ok(Player { values, ..Player::new(device, agent, batch)? })
+    /// A player that also keeps what it saw and expected: see [`thoughts`](Player::thoughts).
+    pub fn with_thoughts(device: &Device, agent: &Agent, batch: usize) -> engine::Result<Player> {
+        let (size, k) = (agent.config.tokenizer.frame_size, agent.config.tokenizer.tokens());
+        let details = Details {
+            values: device.buffer::<f32>("values", [batch])?,
+            logits: device.buffer::<f32>("action logits", [batch, agent.config.actions])?,
+            seen: device.buffer::<f32>("seen frames", [batch, size, size, 3])?,
+            tokens: device.buffer::<i32>("tokens of seen frames", [batch, k])?,
+        };
+        Ok(Player { details: Some(details), ..Player::new(device, agent, batch)? })
     }
 
-    /// The discounted rewards that the critic expected before the last actions; none for a player without values.
-    pub fn values(&self) -> Result<Vec<f32>> {
-        self.values.as_ref().map_or(Ok(Vec::new()), Buffer::read)
+    /// What the player saw before the last actions and thought of it, for each game; nothing for a player without thoughts.
+    pub fn thoughts(&self) -> Result<Vec<Thought>> {
+        let Some(Details { values, logits, seen, tokens }) = &self.details else { return Ok(Vec::new()) };
+        let (values, logits) = (values.read::<f32>()?, logits.read::<f32>()?);
+        let (seen, tokens) = (seen.read::<f32>()?, tokens.read::<i32>()?);
+        let row = |len: usize, game: usize| game * len / self.batch..(game + 1) * len / self.batch;
+        let thought = |game: usize| Thought {
+            seen: Frame {
+                pixels: to_bytes(&seen[row(seen.len(), game)]),
+                tokens: tokens[row(tokens.len(), game)].to_vec(),
+            },
+            action_probabilities: softmax(&logits[row(logits.len(), game)]),
+            value: values[game],
+        };
+        Ok((0..self.batch).map(thought).collect())
+    }
+
+    /// The player as it is now, to [`put back`](Player::put_back) later.
+    pub fn state(&self) -> Result<PlayerState> {
+        Ok(PlayerState { hidden: self.hidden.read()?, cell: self.cell.read()?, key: self.stepper.key() })
+    }
+
+    /// Goes back to where this player was: the same frames lead to the same actions again.
+    pub fn put_back(&mut self, state: &PlayerState) -> Result<()> {
+        self.hidden.write(&state.hidden)?;
+        self.cell.write(&state.cell)?;
+        self.set_key(state.key);
+        Ok(())
     }
 
     /// The randomness of the next actions.
@@ -63,11 +126,11 @@ impl Player {
     pub fn act(&mut self, agent: &Agent, frames: &[u8], temperature: f32) -> Result<Vec<i32>> {
         self.frames.write(frames)?;
         self.temperature.set(temperature)?;
-        let Player { stepper, frames, hidden, cell, actions, values, temperature, .. } = self;
+        let Player { stepper, frames, hidden, cell, actions, details, temperature, .. } = self;
         // The player's own buffers stay the same as long as it lives.
         stepper.infer_captured(StepId::new("act", &agent.identity()), |tape| -> Result<()> {
             let seen = tape.buffer(frames)?;
-            let (_, seen) = agent.tokenizer.reconstruct(tape, seen)?;
+            let (tokens, seen) = agent.tokenizer.reconstruct(tape, seen)?;
             let state = Lstm { hidden: tape.buffer(hidden)?, cell: tape.buffer(cell)? };
             let sight = agent.actor_critic.look(tape, seen)?;
             let state = agent.actor_critic.remember(tape, sight.gates, state)?;
@@ -75,8 +138,11 @@ impl Player {
             let chosen = tape.sample_at(policy.logits, temperature)?;
             tape.store(hidden, 0, state.hidden)?;
             tape.store(cell, 0, state.cell)?;
-            if let Some(values) = &*values {
-                tape.store(values, 0, policy.values)?;
+            if let Some(details) = &*details {
+                tape.store(&details.values, 0, policy.values)?;
+                tape.store(&details.logits, 0, policy.logits)?;
+                tape.store(&details.seen, 0, seen)?;
+                tape.store(&details.tokens, 0, tokens)?;
             }
             tape.store(actions, 0, chosen)
         })?;

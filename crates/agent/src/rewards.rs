@@ -109,7 +109,7 @@ impl RewardModel {
     }
 
     /// A reward as pictures show it: an expected one that is nearer to 0 than to 1 is none.
-    pub(crate) fn shown(self, reward: f32) -> f32 {
+    pub fn shown(self, reward: f32) -> f32 {
         if self.has_amounts() && reward.abs() < 0.5 { 0.0 } else { reward }
     }
 

@@ -64,6 +64,28 @@ impl Stretch {
     }
 }
 
+/// A dream and what was done in it, one of each for every step.
+#[derive(Clone, Debug, Default)]
+pub struct Dreamt {
+    /// Rewards and frames as pictures show them.
+    pub cells: Vec<Cell>,
+    pub actions: Vec<usize>,
+    /// As they were imagined.
+    pub rewards: Vec<f32>,
+}
+
+impl Dreamt {
+    fn push(&mut self, cell: Cell, action: usize, reward: f32) {
+        self.cells.push(cell);
+        self.actions.push(action);
+        self.rewards.push(reward);
+    }
+
+    fn ended(&self) -> bool {
+        self.cells.last().is_some_and(|cell| cell.end)
+    }
+}
+
 /// How dreams begin.
 pub struct Rollout<'a> {
     pub device: &'a Device,
@@ -85,14 +107,14 @@ impl Rollout<'_> {
         acting: Acting,
         key: Key,
         mut progress: impl FnMut(usize),
-    ) -> Result<Vec<Vec<Cell>>> {
+    ) -> Result<Vec<Dreamt>> {
         let shortest = starts.iter().map(|start| start.followed().0.len()).min().unwrap_or(0);
         let context = self.context.unwrap_or(1).min(shortest).min(horizon).max(1);
         let first = |start: &Stretch| {
             start.cells.iter().take(start.before + 1).flat_map(|cell| cell.frame.clone()).collect()
         };
         let frames: Vec<Vec<u8>> = starts.iter().map(first).collect();
-        let mut rows: Vec<Vec<Cell>> = vec![Vec::new(); starts.len()];
+        let mut rows = vec![Dreamt::default(); starts.len()];
         let mut dream = Dream::from_frames(self.device, self.agent, &frames, self.burn_in, key)?;
         let mut seen: Vec<Vec<u8>> = dream.look(self.agent)?.into_iter().map(|frame| frame.pixels).collect();
         for t in 0..context - 1 {
@@ -101,7 +123,9 @@ impl Rollout<'_> {
             let frames = dream.condition(self.agent, &actions, &next)?;
             for (((row, start), frame), next) in rows.iter_mut().zip(starts).zip(&mut seen).zip(frames) {
                 let frame = std::mem::replace(frame, next.pixels);
-                row.push(Cell { frame, given: true, ..start.followed().0[t].clone() });
+                let cell = Cell { frame, given: true, ..start.followed().0[t].clone() };
+                let reward = cell.reward;
+                row.push(cell, start.followed().1[t], reward);
             }
             progress(t + 1);
         }
@@ -126,16 +150,16 @@ impl Rollout<'_> {
                 (_, None) => Vec::new(),
             };
             for (row, (moment, frame)) in rows.iter_mut().zip(moments.into_iter().zip(&mut seen)) {
-                let Moment { reward, end, next, .. } = moment;
+                let Moment { action, reward, end, next, .. } = moment;
                 let frame = std::mem::replace(frame, next.map_or(Vec::new(), |next| next.pixels));
-                if row.last().is_none_or(|cell| !cell.end) {
+                if !row.ended() {
                     let given = self.context.is_some() && t + 1 == context;
-                    let reward = self.agent.config.world_model.reward.shown(reward);
-                    row.push(Cell { frame, reward, end, given });
+                    let shown = self.agent.config.world_model.reward.shown(reward);
+                    row.push(Cell { frame, reward: shown, end, given }, action, reward);
                 }
             }
             progress(t + 1);
-            if rows.iter().all(|row| row.last().is_some_and(|cell| cell.end)) {
+            if rows.iter().all(Dreamt::ended) {
                 break;
             }
         }

@@ -3,7 +3,7 @@
 use engine::{Buffer, Device, Key, Rng, Stepper};
 
 use crate::picture::{Cell, to_bytes};
-use crate::rollout::{Rollout, Stretch};
+use crate::rollout::{Dreamt, Rollout, Stretch};
 use crate::{Acting, Agent, Episode, Replay, ReplayError};
 
 /// Why a scene cannot be shown.
@@ -67,10 +67,7 @@ impl Scenes<'_> {
     /// A record chosen at random, of those that are tried one with as many of `steps` steps after it as can be.
     pub fn choose_start(&self, rng: &mut Rng, steps: usize) -> usize {
         const TRIES: usize = 32;
-        let future = |record: usize| {
-            let episode = self.episode(record);
-            episode.map_or(0, |e| e.start + e.len - record).min(steps)
-        };
+        let future = |record: usize| self.episode(record).map_or(0, |(e, step)| e.len - step).min(steps);
         let mut best = self.replay.sample_step(rng);
         for _ in 1..TRIES {
             if future(best) == steps {
@@ -82,21 +79,26 @@ impl Scenes<'_> {
         best
     }
 
-    fn episode(&self, record: usize) -> Option<&Episode> {
-        self.replay.table().episodes.iter().find(|e| (e.start..e.start + e.len).contains(&record))
+    /// The episode of a record, and which of its steps it is.
+    fn episode(&self, record: usize) -> Option<(&Episode, usize)> {
+        self.replay.table().episodes.iter().find_map(|e| Some((e, e.step_of(record)?)))
+    }
+
+    /// Records of an episode, from `record` to at most its end.
+    fn following(&self, record: usize, steps: usize) -> impl Iterator<Item = usize> {
+        let episode = self.episode(record);
+        episode.into_iter().flat_map(move |(e, step)| e.records().skip(step).take(steps))
     }
 
     /// Recorded steps, from `record` to at most the end of its episode.
     pub fn recorded(&self, record: usize, steps: usize) -> Result<Vec<Cell>> {
-        let episode = self.episode(record);
-        let end = episode.map_or(record, |e| e.start + e.len).min(record + steps);
         let cell = |record: usize| {
             let mut frame = vec![0; self.frame_size().pow(2) * 3];
             self.replay.frame(record, &mut frame)?;
             let step = self.replay.record(record)?;
             Ok(Cell { frame, reward: step.reward, end: step.ended(), given: false })
         };
-        (record..end).map(cell).collect()
+        self.following(record, steps).map(cell).collect()
     }
 
     /// The same steps as the tokenizer sees them, with the tokens of each.
@@ -119,7 +121,7 @@ impl Scenes<'_> {
         acting: Acting,
         key: Key,
         mut progress: impl FnMut(usize),
-    ) -> Result<Vec<Vec<Cell>>> {
+    ) -> Result<Vec<Dreamt>> {
         let starts = records.iter().map(|record| self.stretch(*record, 1)).collect::<Result<Vec<_>>>()?;
         let rollout =
             Rollout { device: self.device, agent: self.agent, burn_in: self.burn_in, context: None };
@@ -128,21 +130,22 @@ impl Scenes<'_> {
 
     /// At most `steps` recorded steps from `record` on, and those before it that warm the policy up.
     pub fn stretch(&self, record: usize, steps: usize) -> Result<Stretch> {
-        let before = self.before(record);
-        let cells = self.recorded(record - before, before + steps)?;
-        let actions = self.recorded_actions(record - before, before + steps)?;
+        let (before, first) = self.before(record);
+        let cells = self.recorded(first, before + steps)?;
+        let actions = self.recorded_actions(first, before + steps)?;
         Ok(Stretch { cells, actions, before })
     }
 
-    /// Steps of the episode before a record, at most as many as the policy is warmed up with.
-    fn before(&self, record: usize) -> usize {
-        let episode = self.episode(record);
-        episode.map_or(0, |e| record - e.start).min(self.burn_in)
+    /// Steps of the episode before a record, at most as many as the policy is warmed up with, and the record of the first.
+    fn before(&self, record: usize) -> (usize, usize) {
+        self.episode(record).map_or((0, record), |(e, step)| {
+            let before = step.min(self.burn_in);
+            (before, e.record(step - before))
+        })
     }
 
     /// The actions recorded from `record` on, as many as there are.
     pub fn recorded_actions(&self, record: usize, steps: usize) -> Result<Vec<usize>> {
-        let end = self.episode(record).map_or(record, |e| e.start + e.len).min(record + steps);
-        (record..end).map(|r| Ok(self.replay.record(r)?.action as usize)).collect()
+        self.following(record, steps).map(|r| Ok(self.replay.record(r)?.action as usize)).collect()
     }
 }

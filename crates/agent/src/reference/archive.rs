@@ -3,12 +3,11 @@
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use zip::ZipArchive;
 
-use super::pickle::{LARGEST_PICKLE, read_state_dict};
-use super::storage::{Kind, TensorSpec};
+use super::pickle::{LARGEST_PICKLE, Tensors, read_state_dict};
+use super::storage::Readings;
 use crate::checkpoint::{CheckpointError, Result, io};
 
 /// An opened checkpoint: what it holds, read tensor by tensor.
@@ -17,13 +16,9 @@ pub struct Archive {
     zip: ZipArchive<BufReader<File>>,
     /// The folder inside the zip that everything lies in.
     folder: String,
-    tensors: Vec<(String, Arc<TensorSpec>)>,
-    /// Bytes of storages that may still be read. Tensors can share a storage; the limit bounds how often it is read again.
-    readable: u64,
+    tensors: Tensors,
+    readings: Readings,
 }
-
-/// How often the storages may be read, in sizes of the file.
-const READINGS: u64 = 8;
 
 impl Archive {
     pub fn open(path: &Path) -> Result<Archive> {
@@ -45,7 +40,7 @@ impl Archive {
             return Err(refused(format!("it has {size} bytes, more than the {LARGEST_PICKLE} of any agent")));
         }
         let bytes = entry(&mut zip, &pickle).map_err(not_pytorch)?;
-        let tensors = read_state_dict(&bytes).map_err(refused)?;
+        let (tensors, _) = read_state_dict(&bytes).map_err(refused)?;
         // The pickle's claims about storages are checked before they are used.
         for (name, spec) in &tensors {
             let file = format!("{folder}data/{}", spec.key);
@@ -55,50 +50,30 @@ impl Archive {
                 return Err(not_pytorch(format!("the data of `{name}` is cut off")));
             }
         }
-        Ok(Archive { path: path.into(), zip, folder, tensors, readable: READINGS.saturating_mul(length) })
+        Ok(Archive { path: path.into(), zip, folder, tensors, readings: Readings::of(length) })
     }
 
     /// Names and shapes, in the order of the file.
-    pub fn tensors(&self) -> &[(String, Arc<TensorSpec>)] {
+    pub fn tensors(&self) -> &Tensors {
         &self.tensors
     }
 
     /// Elements of all tensors together, or of those that can be read where there are fewer.
     pub fn elements(&self) -> usize {
-        let all = self.tensors.iter().fold(0, |n: usize, (_, spec)| n.saturating_add(spec.len()));
-        all.min(usize::try_from(self.readable / 4).unwrap_or(usize::MAX))
+        self.readings.elements(&self.tensors)
     }
 
     /// The values of tensor number `index`, which must be float32.
     pub fn read(&mut self, index: usize) -> Result<Vec<f32>> {
         let (name, spec) = &self.tensors[index];
-        if spec.kind != Kind::Float32 {
-            let found = format!("{:?}", spec.kind).to_lowercase();
-            return Err(CheckpointError::WrongType { path: self.path.clone(), name: name.clone(), found });
-        }
-        let path = self.path.clone();
-        let not_pytorch = |reason: String| CheckpointError::NotPyTorch { path, reason };
+        let not_pytorch = |reason| CheckpointError::NotPyTorch { path: self.path.clone(), reason };
         let file = format!("{}data/{}", self.folder, spec.key);
-        let bytes = match entry(&mut self.zip, &file) {
-            Ok(bytes) => bytes,
-            Err(reason) => return Err(not_pytorch(reason)),
-        };
-        let Some(readable) = self.readable.checked_sub(bytes.len() as u64) else {
-            return Err(not_pytorch("too many tensors in it are parts of the same data".into()));
-        };
-        self.readable = readable;
+        let bytes = entry(&mut self.zip, &file).map_err(not_pytorch)?;
+        self.readings.count(bytes.len()).map_err(not_pytorch)?;
         if bytes.len() / spec.kind.size() < spec.storage_len {
             return Err(not_pytorch(format!("the data of `{name}` is cut off")));
         }
-        let values = bytes.as_chunks::<4>().0;
-        let values: Vec<f32> = spec.positions().map(|at| f32::from_le_bytes(values[at])).collect();
-        match values.iter().find(|value| !value.is_finite()) {
-            Some(value) => {
-                let (path, name, found) = (self.path.clone(), name.clone(), value.to_string());
-                Err(CheckpointError::BadValue { path, name, found })
-            }
-            None => Ok(values),
-        }
+        spec.values(&self.path, name, &bytes)
     }
 }
 

@@ -1,44 +1,53 @@
-//! What `export` writes, read back: safetensors with the reference release's names and shapes.
+//! Safetensors with the names and shapes of others: what `export` writes, and what users convert PyTorch's files to.
 
-use std::fs::File;
-use std::io::Read;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use safetensors::{Dtype, SafeTensors};
+use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::TensorView};
 
-use crate::checkpoint::{CheckpointError, Result};
-use crate::files::{failed, read};
+use crate::checkpoint::{CheckpointError, Result, finite};
+use crate::files::read;
 
 /// A safetensors file in memory.
 pub struct Exported {
     path: PathBuf,
     bytes: Vec<u8>,
-    tensors: Vec<(String, Vec<usize>)>,
+    tensors: Vec<Tensor>,
+}
+
+/// Where a tensor lies in the file.
+struct Tensor {
+    name: String,
+    shape: Vec<usize>,
+    dtype: Dtype,
+    bytes: Range<usize>,
 }
 
 impl Exported {
-    /// Whether a file looks like safetensors: eight bytes of length, then JSON.
-    pub fn is_in(path: &Path) -> bool {
-        let mut start = [0; 9];
-        let read = File::open(path).and_then(|mut file| file.read_exact(&mut start));
+    /// Whether a file that begins with these bytes looks like safetensors: eight bytes of length, then JSON.
+    pub fn begins_with(head: &[u8]) -> bool {
         // Headers of 4 GiB do not exist.
-        read.is_ok() && start[4..8] == [0; 4] && start[8] == b'{'
+        matches!(head, [_, _, _, _, 0, 0, 0, 0, b'{', ..])
     }
 
     pub fn open(path: &Path) -> Result<Exported> {
-        let bytes = read(path).map_err(|e| failed("read", path)(e.source))?;
-        let not_safetensors = |reason: safetensors::SafeTensorError| CheckpointError::NotSafetensors {
-            path: path.into(),
-            reason: reason.to_string(),
-        };
-        let file = SafeTensors::deserialize(&bytes).map_err(not_safetensors)?;
-        let tensors = file.iter().map(|(name, view)| (name.to_string(), view.shape().to_vec())).collect();
-        Ok(Exported { path: path.into(), tensors, bytes })
+        let bytes = read(path)?;
+        let file = SafeTensors::deserialize(&bytes).map_err(|e| unreadable(path, e))?;
+        let tensors = file.iter().map(|(name, view)| {
+            let first = view.data().as_ptr() as usize - bytes.as_ptr() as usize;
+            Tensor {
+                name: name.into(),
+                shape: view.shape().to_vec(),
+                dtype: view.dtype(),
+                bytes: first..first + view.data().len(),
+            }
+        });
+        Ok(Exported { path: path.into(), tensors: tensors.collect(), bytes })
     }
 
     /// Names and shapes.
-    pub fn tensors(&self) -> &[(String, Vec<usize>)] {
-        &self.tensors
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize])> {
+        self.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice()))
     }
 
     /// Elements of all tensors together, at most.
@@ -48,20 +57,12 @@ impl Exported {
 
     /// The values of tensor number `index`, which must be float32 and finite.
     pub fn read(&self, index: usize) -> Result<Vec<f32>> {
-        let (path, name) = (self.path.clone(), self.tensors[index].0.clone());
-        let file = SafeTensors::deserialize(&self.bytes).and_then(|file| file.tensor(&name));
-        let view = match file {
-            Ok(view) => view,
-            Err(e) => return Err(CheckpointError::NotSafetensors { path, reason: e.to_string() }),
-        };
-        if view.dtype() != Dtype::F32 {
-            return Err(CheckpointError::WrongType { path, name, found: view.dtype().to_string() });
-        }
-        let values: Vec<f32> =
-            view.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-        match values.iter().find(|value| !value.is_finite()) {
-            Some(value) => Err(CheckpointError::BadValue { path, name, found: value.to_string() }),
-            None => Ok(values),
-        }
+        let Tensor { name, shape, dtype, bytes } = &self.tensors[index];
+        let view = TensorView::new(*dtype, shape.clone(), &self.bytes[bytes.clone()]);
+        finite(&self.path, name, &view.map_err(|e| unreadable(&self.path, e))?)
     }
+}
+
+fn unreadable(path: &Path, error: SafeTensorError) -> CheckpointError {
+    CheckpointError::NotSafetensors { path: path.into(), reason: error.to_string() }
 }

@@ -1,102 +1,43 @@
 //! Agents of the reference release, from its own checkpoints or from what `export` wrote.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use engine::Device;
 
-use super::archive::Archive;
-use super::exported::Exported;
+use super::tensors::TensorFile;
 use crate::checkpoint::{CheckpointError, Result};
 use crate::{ActorCriticConfig, Agent, AgentConfig, Perceptual, TokenizerConfig, WorldModelConfig};
 
-/// A file with the release's tensors.
-enum Source {
-    PyTorch(Archive),
-    Exported(Exported),
-}
-
-impl Source {
-    fn open(path: &Path) -> Result<Source> {
-        Ok(match Exported::is_in(path) {
-            true => Source::Exported(Exported::open(path)?),
-            false => Source::PyTorch(Archive::open(path)?),
-        })
-    }
-
-    /// Name and shape of every tensor.
-    fn shapes(&self) -> Vec<(String, Vec<usize>)> {
-        match self {
-            Source::PyTorch(archive) => {
-                archive.tensors().iter().map(|(name, spec)| (name.clone(), spec.shape.clone())).collect()
-            }
-            Source::Exported(file) => file.tensors().to_vec(),
-        }
-    }
-
-    fn elements(&self) -> usize {
-        match self {
-            Source::PyTorch(archive) => archive.elements(),
-            Source::Exported(file) => file.elements(),
-        }
-    }
-
-    fn read(&mut self, index: usize) -> Result<Vec<f32>> {
-        match self {
-            Source::PyTorch(archive) => archive.read(index),
-            Source::Exported(file) => file.read(index),
-        }
-    }
-}
-
-/// Reads a checkpoint of the reference release (`last.pt`) or a file that [`export`](super::export) wrote: the agent, and the perceptual network if the
+/// Reads a checkpoint of the reference release (`last.pt`, also one from before PyTorch 1.6) or a file that [`export`](super::export) wrote: the agent, and the perceptual network if the
 /// file has it. The sizes are found in the file; heads and groups, which leave no trace in it, are the paper's.
 pub fn import(device: &Device, path: &Path) -> Result<(Agent, Option<Perceptual>)> {
-    let mut archive = Source::open(path)?;
-    let shapes = Shapes::new(path, &archive);
-    let config = shapes.config()?;
+    let mut file = TensorFile::open(path)?;
+    let config = Shapes(&file).config()?;
     config.validate().map_err(|e| CheckpointError::BadConfig { path: path.into(), reason: e.to_string() })?;
-    let agent = Agent::within(device, &config, 0, archive.elements())?;
-    let has_perceptual = shapes.entries.keys().any(|name| name.starts_with("tokenizer.lpips.net"));
-    let perceptual =
-        has_perceptual.then(|| Perceptual::within(device, 0.0, archive.elements())).transpose()?;
+    let agent = Agent::within(device, &config, 0, file.elements())?;
+    let has_perceptual = file.names().any(|name| name.starts_with("tokenizer.lpips.net"));
+    let perceptual = has_perceptual.then(|| Perceptual::within(device, 0.0, file.elements())).transpose()?;
 
-    let mut unused: BTreeMap<String, usize> =
-        shapes.entries.iter().map(|(n, (i, _))| (n.clone(), *i)).collect();
+    let mut unused: BTreeSet<String> = file.names().map(String::from).collect();
     for (prefix, network) in agent.networks(perceptual.as_ref()) {
         for (spec, layout) in network.params.specs().iter().zip(network.layouts()) {
             if is_ours_alone(prefix, &spec.name) {
                 continue;
             }
             let name = format!("{prefix}.{}", spec.name);
-            let expected = layout.reference_shape(spec.shape.dims());
-            let Some(index) = unused.remove(&name) else {
-                return Err(CheckpointError::Missing { path: path.into(), name });
-            };
-            let found = shapes.entries[&name].1.clone();
-            if found != expected {
-                return Err(CheckpointError::WrongShape { path: path.into(), name, found, expected });
-            }
-            let theirs = archive.read(index)?;
+            let theirs = file.read(&name, &layout.reference_shape(spec.shape.dims()))?;
+            unused.remove(&name);
             network.params.set(&spec.name, &layout.from_reference(spec.shape.dims(), &theirs))?;
         }
     }
     let length = config.world_model.steps * (config.tokenizer.tokens() + 1);
-    for (name, &index) in unused.iter().filter(|(name, _)| is_mask(name)) {
-        let (found, expected) = (shapes.entries[name].1.clone(), vec![length, length]);
-        if found != expected {
-            return Err(CheckpointError::WrongShape {
-                path: path.into(),
-                name: name.clone(),
-                found,
-                expected,
-            });
-        }
-        if !is_causal(&archive.read(index)?, length) {
+    for name in unused.iter().filter(|name| is_mask(name)) {
+        if !is_causal(&file.read(name, &[length, length])?, length) {
             return Err(CheckpointError::NotCausal { path: path.into(), name: name.clone() });
         }
     }
-    match unused.into_keys().find(|name| !is_buffer(name)) {
+    match unused.into_iter().find(|name| !is_buffer(name)) {
         Some(name) => Err(CheckpointError::Extra { path: path.into(), name }),
         None => Ok((agent, perceptual)),
     }
@@ -127,21 +68,13 @@ fn is_causal(mask: &[f32], length: usize) -> bool {
 }
 
 /// The shapes in a file, by name.
-struct Shapes<'a> {
-    path: &'a Path,
-    entries: BTreeMap<String, (usize, Vec<usize>)>,
-}
+struct Shapes<'a>(&'a TensorFile);
 
-impl<'a> Shapes<'a> {
-    fn new(path: &'a Path, source: &Source) -> Shapes<'a> {
-        let tensors = source.shapes().into_iter().enumerate();
-        Shapes { path, entries: tensors.map(|(i, (name, shape))| (name, (i, shape))).collect() }
-    }
-
+impl Shapes<'_> {
     /// Dimension `axis` of an entry that must be there and have `rank` dimensions.
     fn size(&self, name: &str, rank: usize, axis: usize) -> Result<usize> {
-        let Some((_, shape)) = self.entries.get(name) else {
-            return Err(CheckpointError::Missing { path: self.path.into(), name: name.into() });
+        let Some(shape) = self.0.shape(name) else {
+            return Err(CheckpointError::Missing { path: self.0.path().into(), name: name.into() });
         };
         match shape.len() == rank && shape.iter().all(|&d| d > 0) {
             true => Ok(shape[axis]),
@@ -151,11 +84,11 @@ impl<'a> Shapes<'a> {
 
     /// How many of `{prefix}{first}{suffix}`, `{prefix}{first + 1}{suffix}`, ... there are.
     fn count(&self, prefix: &str, first: usize, suffix: &str) -> usize {
-        (first..).take_while(|i| self.entries.contains_key(&format!("{prefix}{i}{suffix}"))).count()
+        (first..).take_while(|i| self.0.shape(&format!("{prefix}{i}{suffix}")).is_some()).count()
     }
 
     fn bad(&self, reason: String) -> CheckpointError {
-        CheckpointError::BadConfig { path: self.path.into(), reason }
+        CheckpointError::BadConfig { path: self.0.path().into(), reason }
     }
 
     fn config(&self) -> Result<AgentConfig> {
@@ -179,7 +112,7 @@ impl<'a> Shapes<'a> {
         let frame_size = side << convs;
         let attention_sizes = (0..resolutions)
             .filter(|level| {
-                self.entries.contains_key(&format!("tokenizer.encoder.down.{level}.attn.0.q.weight"))
+                self.0.shape(&format!("tokenizer.encoder.down.{level}.attn.0.q.weight")).is_some()
             })
             .map(|level| frame_size >> level)
             .collect();

@@ -7,7 +7,10 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::storage::{Kind, TensorSpec};
+use super::storage::TensorSpec;
+
+mod value;
+use value::{Global, SHARED, Storage, Value};
 
 /// Why a pickle was not read.
 pub type Reason = String;
@@ -28,70 +31,30 @@ const ROOM: usize = 64 << 10;
 /// Index into the machine's values.
 type Id = u32;
 
-#[derive(Clone, Debug)]
-enum Value {
-    None,
-    Bool,
-    Int(i64),
-    Float,
-    Text(Arc<str>),
-    Tuple(Box<[Id]>),
-    List,
-    /// Pairs in order; keys are looked at when the dict is read.
-    Dict(Vec<(Id, Id)>),
-    Global(Global),
-    Storage(Box<Storage>),
-    Tensor(Arc<TensorSpec>),
+/// Passes over a pickled value -> the bytes it takes.
+pub fn skip_value(pickle: &[u8]) -> Result<usize> {
+    let mut machine = Machine::new(pickle);
+    machine.run()?;
+    Ok(machine.at)
 }
 
-#[derive(Clone, Debug)]
-struct Storage {
-    key: Arc<str>,
-    kind: Kind,
-    len: usize,
+/// Reads a pickled list of names, which other bytes may follow -> the names, and the bytes they take.
+pub fn read_names(pickle: &[u8]) -> Result<(Vec<Arc<str>>, usize)> {
+    let mut machine = Machine::new(pickle);
+    let root = machine.run()?;
+    let Value::List(items) = machine.value(root) else { return Err("it has no list of storages".into()) };
+    let names = items.iter().map(|&item| match machine.value(item) {
+        Value::Text(name) => Ok(name.clone()),
+        _ => Err("a name in its list of storages is not text".into()),
+    });
+    Ok((names.collect::<Result<_>>()?, machine.at))
 }
 
-impl Value {
-    /// Bytes that it takes, without what it shares.
-    fn size(&self) -> usize {
-        let more = match self {
-            Value::Text(text) => 16 + text.len(),
-            Value::Tuple(items) => size_of_val(&items[..]),
-            Value::Storage(_) => size_of::<Storage>(),
-            Value::Tensor(spec) => size_of::<TensorSpec>() + 16 * spec.shape.len(),
-            _ => 0,
-        };
-        size_of::<Value>() + more
-    }
-}
+/// The tensors of a state dict by name, in their order.
+pub type Tensors = Vec<(String, Arc<TensorSpec>)>;
 
-/// Values that there is one of, however often they occur: these, then the integers of a byte.
-const SHARED: [Value; 4] = [Value::None, Value::Bool, Value::Float, Value::List];
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Global {
-    OrderedDict,
-    RebuildTensor,
-    RebuildParameter,
-    Storage(Kind),
-}
-
-impl Global {
-    fn find(module: &str, name: &str) -> Result<Global> {
-        match (module, name) {
-            ("collections", "OrderedDict") => Ok(Global::OrderedDict),
-            ("torch._utils", "_rebuild_tensor_v2") => Ok(Global::RebuildTensor),
-            ("torch._utils", "_rebuild_parameter") => Ok(Global::RebuildParameter),
-            ("torch", storage) => Kind::from_storage(storage)
-                .map(Global::Storage)
-                .ok_or_else(|| format!("it asks for `torch.{storage}`; only tensors are read")),
-            _ => Err(format!("it asks for `{module}.{name}`; only tensors are read")),
-        }
-    }
-}
-
-/// Reads the tensors of a pickled state dict, in their order.
-pub fn read_state_dict(pickle: &[u8]) -> Result<Vec<(String, Arc<TensorSpec>)>> {
+/// Reads a pickled state dict, which other bytes may follow -> its tensors, and the bytes it takes.
+pub fn read_state_dict(pickle: &[u8]) -> Result<(Tensors, usize)> {
     let mut machine = Machine::new(pickle);
     let root = machine.run()?;
     let Value::Dict(pairs) = machine.value(root) else {
@@ -110,7 +73,7 @@ pub fn read_state_dict(pickle: &[u8]) -> Result<Vec<(String, Arc<TensorSpec>)>> 
         }
         tensors.push((name.to_string(), spec.clone()));
     }
-    Ok(tensors)
+    Ok((tensors, machine.at))
 }
 
 struct Machine<'a> {
@@ -173,16 +136,17 @@ impl Machine<'_> {
                     self.take(8)?;
                     self.push(Value::Float)?;
                 }
-                b'X' => {
+                // Texts of Python 3, then byte strings of Python 2.
+                b'X' | b'T' => {
                     let len = u32::from_le_bytes(self.array::<4>()?) as usize;
                     self.text(len)?;
                 }
-                0x8C => {
+                0x8C | b'U' => {
                     let len = usize::from(self.byte()?);
                     self.text(len)?;
                 }
                 b'}' => self.push(Value::Dict(Vec::new()))?,
-                b']' => self.push(Value::List)?,
+                b']' => self.push(Value::List(Vec::new()))?,
                 b')' => self.push(Value::Tuple(Box::default()))?,
                 b't' => {
                     let items = self.pop_to_mark()?;
@@ -237,9 +201,14 @@ impl Machine<'_> {
                     let items = self.pop_to_mark()?;
                     self.extend_dict(&items)?;
                 }
-                // A list's items are of no interest: lists occur only in what is skipped.
-                b'a' => _ = self.pop()?,
-                b'e' => _ = self.pop_to_mark()?,
+                b'a' => {
+                    let item = self.pop()?;
+                    self.extend_list(&[item])?;
+                }
+                b'e' => {
+                    let items = self.pop_to_mark()?;
+                    self.extend_list(&items)?;
+                }
                 // The state that a dict's `_metadata` is restored from: dropped.
                 b'b' => _ = self.pop()?,
                 other => return Err(format!("it uses opcode 0x{other:02x} at byte {}", self.at - 1)),
@@ -289,7 +258,6 @@ impl Machine<'_> {
             Value::None => Some(0),
             Value::Bool => Some(1),
             Value::Float => Some(2),
-            Value::List => Some(3),
             Value::Int(small @ 0..=255) => Some(SHARED.len() + *small as usize),
             _ => None,
         };
@@ -365,12 +333,27 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// ('storage', kind, key, location, elements)
+    fn extend_list(&mut self, items: &[Id]) -> Result<()> {
+        self.spend(size_of_val(items))?;
+        let list = *self.stack.last().ok_or_else(underflow)?;
+        let Value::List(all) = &mut self.values[list as usize] else {
+            return Err("it appends to something that is not a list".into());
+        };
+        all.extend(items);
+        Ok(())
+    }
+
+    /// ('storage', kind, key, location, elements), and before PyTorch 1.6 the storage it is a part of, None
     fn persistent(&mut self) -> Result<()> {
         let id = self.pop()?;
         let malformed = || "a storage in it is malformed".to_string();
         let Value::Tuple(items) = self.value(id) else { return Err(malformed()) };
-        let &[tag, kind, key, location, len] = &items[..] else { return Err(malformed()) };
+        let (&[tag, kind, key, location, len], rest) = items.split_first_chunk().ok_or_else(malformed)?;
+        match rest {
+            [] => {}
+            [whole] if matches!(self.value(*whole), Value::None) => {}
+            _ => return Err(malformed()),
+        }
         let (
             Value::Text(tag),
             Value::Global(Global::Storage(kind)),
@@ -395,24 +378,35 @@ impl Machine<'_> {
             return Err("it calls something that is not a function".into());
         };
         let value = match global {
-            Global::OrderedDict if items.is_empty() => Value::Dict(Vec::new()),
+            Global::OrderedDict => Value::Dict(self.pairs(items)?),
             Global::RebuildTensor => self.tensor(items)?,
             // (tensor, requires_grad, hooks)
             Global::RebuildParameter => match (items.len(), items.first().map(|&i| self.value(i))) {
                 (3, Some(tensor @ Value::Tensor(_))) => tensor.clone(),
                 _ => return Err("a parameter in it is malformed".into()),
             },
-            Global::OrderedDict | Global::Storage(_) => {
-                return Err("it calls a function in an unknown way".into());
-            }
+            Global::Storage(_) => return Err(unknown_call()),
         };
         self.push(value)
     }
 
-    /// (storage, offset, shape, strides, requires_grad, hooks), and metadata in newer files
+    /// The pairs that an `OrderedDict` begins with: none, or in Python 2 those of a list of [name, value].
+    fn pairs(&self, arguments: &[Id]) -> Result<Vec<(Id, Id)>> {
+        let &[list] = arguments else {
+            return if arguments.is_empty() { Ok(Vec::new()) } else { Err(unknown_call()) };
+        };
+        let Value::List(items) = self.value(list) else { return Err(unknown_call()) };
+        let pair = |&item: &Id| match self.value(item) {
+            Value::List(pair) if pair.len() == 2 => Ok((pair[0], pair[1])),
+            _ => Err(unknown_call()),
+        };
+        items.iter().map(pair).collect()
+    }
+
+    /// (storage, offset, shape, strides), then requires_grad and hooks since PyTorch 0.4, and metadata in newer files
     fn tensor(&self, items: &[Id]) -> Result<Value> {
         let malformed = || "a tensor in it is malformed".to_string();
-        let (&[storage, offset, shape, strides, _, _] | &[storage, offset, shape, strides, _, _, _]) = items
+        let Some((&[storage, offset, shape, strides], [] | [_, _] | [_, _, _])) = items.split_first_chunk()
         else {
             return Err(malformed());
         };
@@ -453,6 +447,10 @@ fn too_deep() -> Reason {
 
 fn too_large() -> Reason {
     format!("its values take more than {ROOM_PER_BYTE} times the room that it takes itself")
+}
+
+fn unknown_call() -> Reason {
+    "it calls a function in an unknown way".into()
 }
 
 fn underflow() -> Reason {

@@ -1,6 +1,10 @@
 //! Storages as PyTorch names them, and tensors as views of them.
 
+use std::path::Path;
 use std::sync::Arc;
+
+use super::pickle::Tensors;
+use crate::checkpoint::{CheckpointError, Result, all_finite};
 
 /// Element types of storages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,5 +90,40 @@ impl TensorSpec {
             }
             at
         })
+    }
+
+    /// The elements, which must be finite float32, from the bytes of the whole storage; errors call the file `path` and the tensor `name`.
+    pub fn values(&self, path: &Path, name: &str, storage: &[u8]) -> Result<Vec<f32>> {
+        if self.kind != Kind::Float32 {
+            let found = format!("{:?}", self.kind).to_lowercase();
+            return Err(CheckpointError::WrongType { path: path.into(), name: name.into(), found });
+        }
+        let values = storage.as_chunks::<4>().0;
+        all_finite(path, name, self.positions().map(|at| f32::from_le_bytes(values[at])).collect())
+    }
+}
+
+/// Bytes of storages that may still be read. Tensors can share a storage; the limit bounds how often it is read again.
+pub struct Readings(u64);
+
+impl Readings {
+    /// How often the storages may be read, in sizes of the file.
+    const MOST: u64 = 8;
+
+    /// For a file of `length` bytes.
+    pub fn of(length: u64) -> Readings {
+        Readings(Readings::MOST.saturating_mul(length))
+    }
+
+    pub fn count(&mut self, bytes: usize) -> Result<(), String> {
+        let left = self.0.checked_sub(bytes as u64);
+        self.0 = left.ok_or("too many tensors in it are parts of the same data")?;
+        Ok(())
+    }
+
+    /// Elements of all tensors together, or of those that can be read where there are fewer.
+    pub fn elements(&self, tensors: &Tensors) -> usize {
+        let all = tensors.iter().fold(0, |n: usize, (_, spec)| n.saturating_add(spec.len()));
+        all.min(usize::try_from(self.0 / 4).unwrap_or(usize::MAX))
     }
 }

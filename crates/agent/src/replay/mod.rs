@@ -6,6 +6,8 @@
 //! 000001.index, 000001.data   the next ones
 //! ```
 //!
+//! Games that are played side by side write their steps in turn, so that game g of n has the records g, g + n, g + 2n, ...
+//!
 //! A checkpoint stores the table. Records written after it do not count: a resumed run cuts the shards back to what the table knows and writes the
 //! same ones again, so a crash at any moment loses nothing and leaves nothing half-written behind. Files are read with `pread`, not through a memory
 //! map: both go through the page cache, but a map answers a file that was cut off with SIGBUS instead of an error.
@@ -85,12 +87,20 @@ pub struct Segment {
     pub pad_before: usize,
     /// Real steps.
     pub len: usize,
+    /// From the number of a record to that of the next.
+    pub stride: usize,
 }
 
 impl Segment {
+    /// The number of a real record, which counts from 0.
+    pub fn record(&self, step: usize) -> usize {
+        self.first + step * self.stride
+    }
+
     /// The numbers of the real records.
-    pub fn records(&self) -> std::ops::Range<usize> {
-        self.first..self.first + self.len
+    pub fn records(&self) -> impl Iterator<Item = usize> + use<> {
+        let segment = *self;
+        (0..self.len).map(move |step| segment.record(step))
     }
 }
 
@@ -121,6 +131,8 @@ pub struct Replay {
     frame_bytes: usize,
     /// The oldest episodes are forgotten beyond this many steps.
     max_steps: usize,
+    /// Games that are played side by side.
+    games: usize,
     table: Table,
     /// Shards before this one are safe on disk.
     flushed: usize,
@@ -135,15 +147,23 @@ impl Replay {
         PackedShard::step_bytes(frame_bytes)
     }
 
-    /// Opens the replay in `folder` as `table` describes it, to read it: nothing on disk is changed. An empty table is a new one.
-    pub fn open(folder: &Path, frame_bytes: usize, max_steps: usize, table: Table) -> Result<Replay> {
-        Replay::with_shards(folder, frame_bytes, max_steps, table, SHARD)
+    /// Opens the replay of `games` games side by side in `folder` as `table` describes it, to read it: nothing on disk is changed. An empty table is a new
+    /// one.
+    pub fn open(
+        folder: &Path,
+        frame_bytes: usize,
+        max_steps: usize,
+        games: usize,
+        table: Table,
+    ) -> Result<Replay> {
+        Replay::with_shards(folder, frame_bytes, max_steps, games, table, SHARD)
     }
 
     fn with_shards(
         folder: &Path,
         frame_bytes: usize,
         max_steps: usize,
+        games: usize,
         table: Table,
         shard_len: usize,
     ) -> Result<Replay> {
@@ -153,6 +173,7 @@ impl Replay {
             shard_len,
             frame_bytes,
             max_steps,
+            games,
             flushed: table.records / shard_len,
             table,
             new_files: false,
@@ -214,33 +235,50 @@ impl Replay {
         self.table.episodes.iter().map(|e| e.len).sum()
     }
 
-    /// The episode that is still being played.
-    pub fn open_episode(&self) -> Option<Episode> {
-        self.table.episodes.last().copied().filter(|e| !e.ended)
+    /// Games that are played side by side.
+    pub fn games(&self) -> usize {
+        self.games
     }
 
-    /// Number of the episode in which the newest game began.
-    fn newest_game(&self) -> usize {
-        self.table.episodes.iter().rposition(|e| !e.continues).unwrap_or(0)
+    /// The newest episode of one of the games.
+    pub fn newest_episode(&self, game: usize) -> Option<Episode> {
+        self.table.episodes.iter().rfind(|e| e.game() == game).copied()
     }
 
-    /// The episodes of the game that was played last, from its fresh start to the newest step; none if some of them are forgotten.
-    pub fn whole_newest_game(&self) -> &[Episode] {
-        let game = &self.table.episodes[self.newest_game()..];
-        let ends = game.iter().skip(1).map(|e| e.start).chain([self.table.records]);
-        let whole = game.first().is_some_and(|e| !e.continues)
-            && game.iter().zip(ends).all(|(episode, end)| episode.end() == end);
-        if whole { game } else { &[] }
+    /// The episode of one of the games that is still being played.
+    pub fn open_episode(&self, game: usize) -> Option<Episode> {
+        self.newest_episode(game).filter(|e| !e.ended)
     }
 
-    /// `continues`: the game of the last episode goes on.
+    /// Number of the episode in which one of the games began that are played now.
+    fn newest_start(&self, game: usize) -> usize {
+        self.table.episodes.iter().rposition(|e| e.game() == game && !e.continues).unwrap_or(0)
+    }
+
+    /// Number of the record that one of the games writes next.
+    fn next_record(&self, game: usize) -> usize {
+        let ahead = (game + self.games - self.table.records % self.games) % self.games;
+        self.table.records.saturating_add(ahead)
+    }
+
+    /// The episodes of one of the games as it is played now, from its fresh start to the newest step; none if some of them are forgotten.
+    pub fn whole_newest_game(&self, game: usize) -> Vec<Episode> {
+        let episodes = self.table.episodes.iter().skip(self.newest_start(game));
+        let lives: Vec<Episode> = episodes.filter(|e| e.game() == game).copied().collect();
+        let ends = lives.iter().skip(1).map(|e| e.start).chain([self.next_record(game)]);
+        let whole = lives.first().is_some_and(|e| !e.continues)
+            && lives.iter().zip(ends).all(|(episode, end)| episode.end() == end);
+        if whole { lives } else { Vec::new() }
+    }
+
+    /// Begins an episode of the game that writes the next record. `continues`: the game of its last episode goes on.
     pub fn begin_episode(&mut self, seed: u64, continues: bool) {
-        let start = self.table.records;
+        let (start, stride) = (self.table.records, self.games);
         let (len, ended, checksum) = (0, false, Some(0));
-        self.table.episodes.push(Episode { seed, start, len, ended, continues, checksum });
+        self.table.episodes.push(Episode { seed, start, len, ended, continues, checksum, stride });
     }
 
-    /// Appends a step to the open episode.
+    /// Appends a step to the open episode of the game whose turn it is.
     pub fn push(&mut self, frame: &[u8], record: Record) -> Result<()> {
         debug_assert_eq!(frame.len(), self.frame_bytes);
         let (shard, at) = (self.table.records / self.shard_len, self.table.records % self.shard_len);
@@ -252,15 +290,25 @@ impl Replay {
             }
         };
         let checksum = self.shards.entry(shard).or_insert(files).push(at, frame, record)?;
+        let game = self.table.records % self.games;
         self.table.records += 1;
-        if let Some(episode) = self.table.episodes.last_mut() {
+        if let Some(episode) = self.table.episodes.iter_mut().rfind(|e| e.game() == game) {
             episode.push(record.ended(), checksum);
         }
-        // The game being played is kept whole: a resumed run plays it again.
-        while self.newest_game() > 0 && self.steps() - self.table.episodes[0].len >= self.max_steps {
-            self.table.episodes.remove(0);
+        while let Some(oldest) = self.oldest_to_forget() {
+            if self.steps() - self.table.episodes[oldest].len < self.max_steps {
+                break;
+            }
+            self.table.episodes.remove(oldest);
         }
         Ok(())
+    }
+
+    /// Number of the oldest episode that may be forgotten. Games being played are kept whole: a resumed run plays them again.
+    fn oldest_to_forget(&self) -> Option<usize> {
+        let starts: Vec<usize> = (0..self.games).map(|game| self.newest_start(game)).collect();
+        let kept = |(number, e): (usize, &Episode)| number >= starts[e.game()];
+        self.table.episodes.iter().enumerate().position(|episode| !kept(episode))
     }
 
     /// Makes sure everything is on disk.
@@ -330,21 +378,23 @@ impl Replay {
         let mut checksum = 0;
         let mut ended = false;
         let mut ends_within = false;
-        for record in episode.start..episode.end() {
+        for record in episode.records() {
             let Some(stored) = read(record)? else { return Ok(()) };
             checksum = table::chain(checksum, stored.checksum);
             ends_within |= ended;
             ended = stored.record.ended();
         }
         // A game that was not played on after a step was forgotten has an episode that ends without an end.
-        let next = self.table.episodes.get(number + 1).map_or(self.table.records, |next| next.start);
+        let game = episode.game();
+        let next = self.table.episodes[number + 1..].iter().find(|e| e.game() == game);
+        let next = next.map_or_else(|| self.next_record(game), |next| next.start);
         let fits = ended == episode.ended || episode.len == 0 || (episode.ended && episode.end() == next);
         match !ends_within && fits && episode.checksum.is_none_or(|expected| expected == checksum) {
             true => Ok(()),
             false => Err(ReplayError::Foreign {
                 path: self.folder.clone(),
                 start: episode.start,
-                last: episode.end().saturating_sub(1),
+                last: episode.records().next_back().unwrap_or(episode.start),
             }),
         }
     }
@@ -356,9 +406,12 @@ impl Replay {
             number += 1;
             !episodes.contains(&(number - 1))
         });
-        if self.whole_newest_game().is_empty() {
-            self.table.episodes.retain(|e| e.len > 0);
-            self.table.episodes.iter_mut().for_each(|e| e.ended = true);
+        for game in 0..self.games {
+            if self.whole_newest_game(game).is_empty() {
+                self.table.episodes.retain(|e| e.game() != game || e.len > 0);
+                let episodes = self.table.episodes.iter_mut();
+                episodes.filter(|e| e.game() == game).for_each(|e| e.ended = true);
+            }
         }
     }
 
@@ -406,7 +459,7 @@ impl Replay {
     /// A record, uniform over episodes and then over the steps of one.
     pub fn sample_step(&self, rng: &mut Rng) -> usize {
         let (episode, step) = self.sample(rng);
-        episode.start + step
+        episode.record(step)
     }
 
     fn sample(&self, rng: &mut Rng) -> (Episode, usize) {
@@ -419,14 +472,16 @@ impl Replay {
     /// `len` steps that start at a uniformly chosen one, padded after the episode's end.
     pub fn sample_starting(&self, rng: &mut Rng, len: usize) -> Segment {
         let (episode, first) = self.sample(rng);
-        Segment { first: episode.start + first, pad_before: 0, len: len.min(episode.len - first) }
+        let (stride, len) = (episode.stride, len.min(episode.len - first));
+        Segment { first: episode.record(first), pad_before: 0, len, stride }
     }
 
     /// `len` steps that end at a uniformly chosen step, padded before the episode's beginning.
     pub fn sample_ending(&self, rng: &mut Rng, len: usize) -> Segment {
         let (episode, last) = self.sample(rng);
         let real = len.min(last + 1);
-        Segment { first: episode.start + last + 1 - real, pad_before: len - real, len: real }
+        let (first, stride) = (episode.record(last + 1 - real), episode.stride);
+        Segment { first, pad_before: len - real, len: real, stride }
     }
 }
 

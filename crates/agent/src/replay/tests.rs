@@ -23,13 +23,17 @@ impl Drop for Scratch {
 }
 
 fn open(folder: &Scratch, max_steps: usize, table: Table) -> Result<Replay> {
-    let mut replay = Replay::with_shards(&folder.0, 4, max_steps, table, 4)?;
+    open_games(folder, max_steps, 1, table)
+}
+
+fn open_games(folder: &Scratch, max_steps: usize, games: usize, table: Table) -> Result<Replay> {
+    let mut replay = Replay::with_shards(&folder.0, 4, max_steps, games, table, 4)?;
     replay.begin_writing()?;
     Ok(replay)
 }
 
 fn read(folder: &Scratch, table: &Table) -> Replay {
-    Replay::with_shards(&folder.0, 4, 1000, table.clone(), 4).unwrap()
+    Replay::with_shards(&folder.0, 4, 1000, 1, table.clone(), 4).unwrap()
 }
 
 /// A step that ends its episode, or does not.
@@ -56,7 +60,7 @@ fn steps_come_back_and_survive_reopening() {
     replay.begin_episode(9, false);
     replay.push(&[7; 4], step(1, -1.0, false)).unwrap();
     let table = replay.table().clone();
-    assert_eq!(replay.open_episode().unwrap().seed, 9);
+    assert_eq!(replay.open_episode(0).unwrap().seed, 9);
     // Written after the checkpoint, then a crash.
     replay.push(&[8; 4], step(2, 0.0, true)).unwrap();
     drop(replay);
@@ -79,7 +83,7 @@ fn steps_come_back_and_survive_reopening() {
     assert!(matches!(replay.frame(5, &mut frame), Err(ReplayError::Damaged { record: 5, .. })));
     replay.frame(4, &mut frame).unwrap();
     replay.forget(&[2]);
-    assert_eq!((replay.steps(), replay.open_episode()), (5, None));
+    assert_eq!((replay.steps(), replay.open_episode(0)), (5, None));
     drop(replay);
     // So is a file that is gone, which a reader leaves so.
     std::fs::remove_file(&newest).unwrap();
@@ -112,7 +116,7 @@ fn terminated_and_truncated_are_kept_apart() {
     let records =
         ends.map(|(terminated, truncated)| Record { action: 2, reward: 1.0, terminated, truncated });
     for record in records {
-        if replay.open_episode().is_none() {
+        if replay.open_episode(0).is_none() {
             replay.begin_episode(0, false);
         }
         replay.push(&[0; 4], record).unwrap();
@@ -186,12 +190,12 @@ fn the_same_bytes_are_written_again() {
             .collect::<Vec<_>>()
     };
     let big = |max: usize, table: Table| {
-        let mut replay = Replay::with_shards(&folder.0, 192, max, table, 64).unwrap();
+        let mut replay = Replay::with_shards(&folder.0, 192, max, 1, table, 64).unwrap();
         replay.begin_writing().unwrap();
         replay
     };
     let push = |replay: &mut Replay, number: u8| {
-        if replay.open_episode().is_none() {
+        if replay.open_episode(0).is_none() {
             replay.begin_episode(0, false);
         }
         let mut frame = [7; 192];
@@ -235,8 +239,15 @@ fn shards_of_older_programs_are_read_and_filled() {
     for number in 0..3 {
         old.push(usize::from(number), &[number; 4], record(number)).unwrap();
     }
-    let episode =
-        |start, len, ended| Episode { seed: 0, start, len, ended, continues: false, checksum: None };
+    let episode = |start, len, ended| Episode {
+        seed: 0,
+        start,
+        len,
+        ended,
+        continues: false,
+        checksum: None,
+        stride: 1,
+    };
     let table = Table { episodes: vec![episode(0, 2, true)], records: 2 };
     let mut replay = open(&folder, 1000, table).unwrap();
     fill(&mut replay, &[4]);
@@ -291,14 +302,14 @@ fn a_game_that_lost_a_life_is_not_played_on() {
         replay.push(&[0; 4], step(0, 0.0, end)).unwrap();
     }
     let starts =
-        |replay: &Replay| -> Vec<usize> { replay.whole_newest_game().iter().map(|e| e.start).collect() };
-    assert_eq!((starts(&replay), replay.open_episode().is_some()), (vec![2, 3, 4, 5], true));
+        |replay: &Replay| -> Vec<usize> { replay.whole_newest_game(0).iter().map(|e| e.start).collect() };
+    assert_eq!((starts(&replay), replay.open_episode(0).is_some()), (vec![2, 3, 4, 5], true));
     let table = replay.table().clone();
     // Its first life, one in the middle, the newest, another game's.
     for (forgotten, whole) in [(1, false), (3, false), (4, false), (0, true)] {
         let mut replay = open(&folder, 1000, table.clone()).unwrap();
         replay.forget(&[forgotten]);
-        assert_eq!((!starts(&replay).is_empty(), replay.open_episode().is_some()), (whole, whole));
+        assert_eq!((!starts(&replay).is_empty(), replay.open_episode(0).is_some()), (whole, whole));
     }
 }
 
@@ -351,6 +362,77 @@ fn segments_stay_inside_their_episode() {
     let short: usize = seen[..3].iter().sum();
     assert!((2300..2700).contains(&short), "{seen:?}");
     assert!(seen.iter().all(|&n| n > 100), "{seen:?}");
+}
+
+/// Three games in turns, with episodes of lengths 2, 3 and 4; each frame and action says game and step.
+fn fill_in_turns(replay: &mut Replay, rounds: usize) {
+    for _ in 0..3 * rounds {
+        let (record, game) = (replay.table().records, replay.table().records % 3);
+        if replay.open_episode(game).is_none() {
+            replay.begin_episode(record as u64, false);
+        }
+        let done = replay.open_episode(game).unwrap().len;
+        let (frame, action) = ([(10 * game + done) as u8; 4], game as u32);
+        replay.push(&frame, step(action, done as f32, done == game + 1)).unwrap();
+    }
+}
+
+#[test]
+fn games_in_turns_have_episodes_of_their_own() {
+    let folder = Scratch::new("turns");
+    let mut replay = open_games(&folder, 1000, 3, Table::default()).unwrap();
+    fill_in_turns(&mut replay, 7);
+    let table = replay.table().clone();
+    assert_eq!(table.check(3), Ok(()));
+    let episodes = |game| -> Vec<(usize, usize, bool)> {
+        let of = table.episodes.iter().filter(|e| e.game() == game);
+        of.map(|e| (e.start, e.len, e.ended)).collect()
+    };
+    assert_eq!(episodes(0), [(0, 2, true), (6, 2, true), (12, 2, true), (18, 1, false)]);
+    assert_eq!(episodes(1), [(1, 3, true), (10, 3, true), (19, 1, false)]);
+    assert_eq!(episodes(2), [(2, 4, true), (14, 3, false)]);
+    // No sample leaves its episode: frames show the game and successive steps.
+    let mut rng = Rng::new(Key::new(0, 0));
+    let mut frame = [0; 4];
+    let mut seen = [0; 21];
+    for _ in 0..3000 {
+        for segment in [replay.sample_starting(&mut rng, 3), replay.sample_ending(&mut rng, 3)] {
+            let records: Vec<usize> = segment.records().collect();
+            let number = |record: &usize| replay.record(*record).map(|r| (r.action, r.reward)).unwrap();
+            let first = number(&records[0]);
+            for (i, record) in records.iter().enumerate() {
+                assert_eq!(number(record), (first.0, first.1 + i as f32));
+                replay.frame(*record, &mut frame).unwrap();
+                assert_eq!(frame[0], (10 * first.0) as u8 + first.1 as u8 + i as u8);
+            }
+        }
+        seen[replay.sample_step(&mut rng)] += 1;
+    }
+    assert!(seen.iter().all(|&n| n > 40), "{seen:?}");
+    for (record, step) in [(14, Some(0)), (17, Some(1)), (20, Some(2)), (15, None), (11, None), (23, None)] {
+        assert_eq!(replay.open_episode(2).unwrap().step_of(record), step, "{record}");
+    }
+    replay.flush().unwrap();
+    drop(replay);
+    // After a crash each goes on where it was.
+    let mut replay = open_games(&folder, 1000, 3, table.clone()).unwrap();
+    assert!(replay.damaged_episodes().unwrap().is_empty() && replay.damaged_records().unwrap().is_empty());
+    assert_eq!(replay.whole_newest_game(2).iter().map(|e| e.start).collect::<Vec<_>>(), [14]);
+    fill_in_turns(&mut replay, 1);
+    assert_eq!([0, 1, 2].map(|game| replay.newest_episode(game).unwrap().len), [2, 2, 4]);
+    assert_eq!([0, 1, 2].map(|game| replay.open_episode(game).is_some()), [false, true, false]);
+    // A game that lost its open episode is not played on; the others are.
+    let mut replay = open_games(&folder, 1000, 3, table.clone()).unwrap();
+    let lost = table.episodes.iter().position(|e| e.start == 19).unwrap();
+    replay.forget(&[lost]);
+    assert_eq!([0, 1, 2].map(|game| replay.open_episode(game).is_some()), [true, false, true]);
+    assert_eq!(replay.table().check(3), Ok(()));
+    drop(replay);
+    // The oldest go first, but none that is being played.
+    let mut replay = open_games(&folder, 6, 3, table).unwrap();
+    fill_in_turns(&mut replay, 1);
+    let starts: Vec<usize> = replay.table().episodes.iter().map(|e| e.start).collect();
+    assert_eq!((starts, replay.steps()), (vec![14, 18, 19], 8));
 }
 
 /// How long it takes to read a batch of frames, from shards of older programs and from packed ones:

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use envs::{EnvError, Game};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{InitConfig, Phase};
+use super::{AtariConfig, InitConfig, Phase};
 use crate::{AgentConfig, ConfigError, Returns};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -25,6 +26,7 @@ pub struct TrainConfig {
     pub actor_critic: ActorCriticTraining,
     pub evaluation: EvaluationConfig,
     pub replay: ReplayConfig,
+    pub atari: AtariConfig,
 }
 
 impl Default for TrainConfig {
@@ -41,6 +43,7 @@ impl Default for TrainConfig {
             actor_critic: ActorCriticTraining::default(),
             evaluation: EvaluationConfig::default(),
             replay: ReplayConfig::default(),
+            atari: AtariConfig::default(),
         }
     }
 }
@@ -59,6 +62,7 @@ impl TrainConfig {
 // More than any machine can take.
 const LARGEST_BATCH: usize = 65_536;
 const MOST_EPISODES: usize = 1_000_000;
+const MOST_ENVS: usize = 1024;
 /// Updates of one epoch: at a thousand a second they take hours. More epochs train longer.
 const MOST_UPDATES: usize = 10_000_000;
 /// Epochs, and steps within one, are numbered with 32 bits in the keys of random numbers.
@@ -76,11 +80,18 @@ impl TrainConfig {
         ]
     }
 
+    /// The game of the run, or another one, as the run plays it.
+    pub fn game(&self, other: Option<&str>) -> Result<Game, EnvError> {
+        let [training, evaluation] = self.atari.protocols();
+        Ok(Game::find(other.unwrap_or(&self.env))?.with_protocols(training, evaluation))
+    }
+
     /// Refuses values that a run cannot have.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.agent.validate().map_err(|e| e.within("agent"))?;
         self.check_finite()?;
         self.init.validate().map_err(|e| e.within("init"))?;
+        self.atari.validate().map_err(|e| e.within("atari"))?;
         for (phase, schedule) in self.schedules() {
             schedule.validate().map_err(|e| e.within("schedule").within(phase.name()))?;
         }
@@ -101,6 +112,7 @@ impl TrainConfig {
         for (key, value, range) in [
             ("epochs", self.epochs, 1..=MOST_NUMBERED),
             ("collection.steps", self.collection.steps, 1..=MOST_NUMBERED),
+            ("collection.envs", self.collection.envs, 1..=MOST_ENVS),
             ("collection.epochs", self.collection.epochs, 1..=usize::MAX),
             ("evaluation.episodes", self.evaluation.episodes, 1..=MOST_EPISODES),
             ("evaluation.final_episodes", self.evaluation.final_episodes, 0..=MOST_EPISODES),
@@ -108,6 +120,15 @@ impl TrainConfig {
             ("agent.world_model.steps", steps, 1..=MOST_POSITIONS / (tokens + 1)),
         ] {
             ConfigError::unless_within(key, value, range)?;
+        }
+        let (envs, collected) = (self.collection.envs, self.collection.steps);
+        if !collected.is_multiple_of(envs) {
+            let rule = format!("which does not divide collection.steps, which is {collected}");
+            return Err(ConfigError::new("collection.envs", envs, rule));
+        }
+        if envs > 1 && !self.replay.from.is_empty() {
+            let rule = "but must be 1 where the replay begins with given episodes (replay.from)";
+            return Err(ConfigError::new("collection.envs", envs, rule));
         }
         for (key, value) in [
             ("collection.temperature", self.collection.temperature),
@@ -182,8 +203,10 @@ fn collect_docs(schema: &serde_json::Value, path: &str, docs: &mut BTreeMap<Stri
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CollectionConfig {
-    /// Steps collected per epoch.
+    /// Steps collected per epoch, over all games.
     pub steps: usize,
+    /// Games played side by side, each with its share of the steps.
+    pub envs: usize,
     /// Number of epochs that play; later ones only learn.
     pub epochs: usize,
     /// First epochs, in which actions are uniformly random.
@@ -196,7 +219,14 @@ pub struct CollectionConfig {
 
 impl Default for CollectionConfig {
     fn default() -> CollectionConfig {
-        CollectionConfig { steps: 200, epochs: 500, random_epochs: 0, epsilon: 0.01, temperature: 1.0 }
+        CollectionConfig {
+            steps: 200,
+            envs: 1,
+            epochs: 500,
+            random_epochs: 0,
+            epsilon: 0.01,
+            temperature: 1.0,
+        }
     }
 }
 
@@ -282,8 +312,8 @@ pub struct TokenizerTraining {
     pub schedule: Schedule,
     /// Weight of the squared reconstruction error, which is added to the absolute error.
     pub squared_weight: f32,
-    /// Network of the perceptual loss: "random" for a VGG16 with fixed random weights, "none" for no such loss, or the folder of an agent that
-    /// `iris import` made from a checkpoint of the reference release, which holds the pretrained VGG16.
+    /// Network of the perceptual loss: "random" for a VGG16 with fixed random weights, "none" for no such loss, or the folder of the
+    /// pretrained one, which `iris import-perceptual` made, or `iris import` from a checkpoint of the reference release.
     pub perceptual: String,
     /// Dropout on the features of the perceptual network; the reference release uses 0.5.
     pub perceptual_dropout: f32,
@@ -372,11 +402,13 @@ pub struct ReplayConfig {
     pub max_steps: usize,
     /// Capacity in bytes, counted as if frames were not compressed; 0 disables the limit. Files are deleted later, in shards of 8192 steps.
     pub max_bytes: u64,
+    /// Run, folder of .npz files or .npz file whose episodes the replay begins with; empty to begin with nothing. Not needed to resume.
+    pub from: String,
 }
 
 impl Default for ReplayConfig {
     fn default() -> ReplayConfig {
-        ReplayConfig { max_steps: 100_000, max_bytes: 0 }
+        ReplayConfig { max_steps: 100_000, max_bytes: 0, from: String::new() }
     }
 }
 
@@ -428,7 +460,8 @@ mod tests {
 
     #[test]
     fn the_replay_is_capped_by_steps_or_bytes() {
-        let cap = |max_bytes| ReplayConfig { max_steps: 1000, max_bytes }.steps(100);
+        let cap =
+            |max_bytes| ReplayConfig { max_steps: 1000, max_bytes, ..ReplayConfig::default() }.steps(100);
         assert_eq!([0, 50_000, 200_000].map(cap), [1000, 500, 1000]);
     }
 

@@ -23,16 +23,14 @@ impl Trainer {
         let episodes = self.evaluation_episodes();
         let mut player = Player::new(&self.device, &self.agent, episodes.min(32))?;
         let key = Key { seed: evaluation_seed(self.config.seed), ..self.key(Stream::Evaluate) };
-        let names = self.env.action_names();
+        let names = self.action_names();
         let mut played = Played::new(names.len());
         let mut lengths = vec![0; episodes];
-        let kept = if config.losses { config.episodes.min(episodes) } else { 0 };
-        let mut held_out: Vec<HeldOut> = (0..kept).map(|number| HeldOut::new(key.seed, number)).collect();
+        let measured = if config.losses { config.episodes.min(episodes) } else { 0 };
+        let mut held_out: Vec<HeldOut> = (0..episodes).map(|number| HeldOut::new(key.seed, number)).collect();
         let watch = |episode: usize, action: usize| {
             lengths[episode] += 1;
-            if let Some(game) = held_out.get_mut(episode) {
-                game.actions.push(action as u32);
-            }
+            held_out[episode].actions.push(action as u32);
             played.count_action(action);
         };
         let returns = player
@@ -48,7 +46,9 @@ impl Trainer {
         epoch.metrics.add("evaluation/progress", self.game.progress(mean));
         returns.iter().zip(&lengths).for_each(|(total, length)| played.add_episode(*total, *length));
         epoch.played.insert(Phase::Evaluation.name().into(), played.summary(&names));
-        self.measure_held_out(&held_out, episodes, epoch)?;
+        let held_out: Vec<(f32, HeldOut)> = returns.into_iter().zip(held_out).collect();
+        self.measure_held_out(&held_out[..measured], episodes, epoch)?;
+        epoch.evaluated = held_out;
         Ok(lengths.iter().sum())
     }
 }

@@ -2,11 +2,15 @@
 //!
 //! Only the seed and the actions of a game are kept: it is played again from them, so that its frames need not fit into memory.
 
-use engine::{Key, Stepper, Tensor};
-use envs::Purpose;
+use std::ops::Range;
+
+use engine::{Key, Rng, Stepper, Tensor};
+use envs::{Env, EnvError, Game, Purpose};
 
 use super::learning::Targets;
 use super::{Epoch, Phase, Result, Trainer, WorldModelObjective};
+use crate::Stretch;
+use crate::picture::Cell;
 use crate::player::episode_seed;
 use crate::replay::Record;
 
@@ -24,9 +28,63 @@ impl HeldOut {
     pub fn new(seed: u64, number: usize) -> HeldOut {
         HeldOut { seed: episode_seed(seed, number), actions: Vec::new() }
     }
+
+    /// Plays the game again in `env`, for as many steps as `steps` says. `step` gets each with its frame, which has `bytes` bytes.
+    pub fn play_again<E: From<EnvError>>(
+        &self,
+        env: &mut dyn Env,
+        bytes: usize,
+        steps: usize,
+        mut step: impl FnMut(&[u8], Record) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut frame = vec![0; bytes];
+        env.reset(self.seed)?;
+        for action in self.actions.iter().take(steps) {
+            env.render(&mut frame);
+            step(&frame, Record::new(*action, env.step(*action as usize)?))?;
+        }
+        Ok(())
+    }
+
+    /// Some steps of the game, which is played again up to them, with frames of `size` x `size` pixels.
+    pub fn steps(&self, game: &Game, size: usize, wanted: Range<usize>) -> Result<Stretch> {
+        let mut env = game.make(Purpose::Evaluate, size)?;
+        let (mut taken, mut number) = (Stretch::default(), 0);
+        self.play_again(env.as_mut(), size * size * 3, wanted.end, |frame, record| -> Result<()> {
+            if wanted.contains(&number) {
+                let Record { action, reward, .. } = record;
+                taken.cells.push(Cell { frame: frame.to_vec(), reward, end: record.ended(), given: false });
+                taken.actions.push(action as usize);
+            }
+            number += 1;
+            Ok(())
+        })?;
+        Ok(taken)
+    }
+
+    /// A step of one of these games that is followed by `steps` steps with itself, or by as many as there are: the game, and the step's number.
+    /// All such steps are equally likely.
+    pub fn choose<'a>(
+        games: &'a [(f32, HeldOut)],
+        steps: usize,
+        rng: &mut Rng,
+    ) -> Option<(&'a HeldOut, usize)> {
+        let lengths = || games.iter().map(|(_, game)| game.actions.len());
+        let steps = steps.min(lengths().max()?);
+        let starts = |length: usize| if length > 0 { (length + 1).saturating_sub(steps) } else { 0 };
+        let mut chosen = rng.below(u32::try_from(lengths().map(starts).sum::<usize>()).ok()?.max(1)) as usize;
+        for (_, game) in games {
+            match chosen.checked_sub(starts(game.actions.len())) {
+                Some(rest) => chosen = rest,
+                None => return Some((game, chosen)),
+            }
+        }
+        None
+    }
 }
 
 /// Successive steps of one game, at most as many as the world model looks at.
+#[derive(Default)]
 struct Chunk {
     /// u8 [len, H, W, 3]
     frames: Vec<u8>,
@@ -67,7 +125,7 @@ impl Trainer {
     /// Adds the losses of tokenizer and world model on these games, of `evaluated`, to the metrics: of each network once it has begun to learn.
     pub(super) fn measure_held_out(
         &mut self,
-        games: &[HeldOut],
+        games: &[(f32, HeldOut)],
         evaluated: usize,
         epoch: &mut Epoch,
     ) -> Result<()> {
@@ -75,27 +133,29 @@ impl Trainer {
             return Ok(());
         }
         let steps = self.config.agent.world_model.steps;
-        let mut env = self.game.make(Purpose::Evaluate, self.config.agent.tokenizer.frame_size)?;
-        let mut frame = vec![0; self.config.agent.tokenizer.frame_size.pow(2) * 3];
+        let size = self.config.agent.tokenizer.frame_size;
+        let mut env = self.game.make(Purpose::Evaluate, size)?;
         let mut stepper = Stepper::new(&self.device, Key::new(0, 0));
         let (mut tokenizer, mut world_model) = (Means::default(), Means::default());
         let mut chunks: Vec<Chunk> = Vec::new();
-        for game in games {
-            env.reset(game.seed)?;
-            for part in game.actions.chunks(steps) {
-                let mut chunk = Chunk { frames: Vec::new(), records: Vec::new() };
-                for action in part {
-                    env.render(&mut frame);
-                    chunk.frames.extend_from_slice(&frame);
-                    chunk.records.push(Record::new(*action, env.step(*action as usize)?));
+        for (_, game) in games {
+            let mut number = 0;
+            game.play_again(env.as_mut(), size * size * 3, usize::MAX, |frame, record| -> Result<()> {
+                if number % steps == 0 {
+                    if chunks.len() == self.config.world_model.schedule.batch {
+                        self.measure(&chunks, &mut stepper, &mut tokenizer, &mut world_model)?;
+                        chunks.clear();
+                        epoch.progress(Phase::Evaluation, evaluated, evaluated)?;
+                    }
+                    chunks.push(Chunk::default());
                 }
-                chunks.push(chunk);
-                if chunks.len() == self.config.world_model.schedule.batch {
-                    self.measure(&chunks, &mut stepper, &mut tokenizer, &mut world_model)?;
-                    chunks.clear();
-                    epoch.progress(Phase::Evaluation, evaluated, evaluated)?;
+                number += 1;
+                if let Some(chunk) = chunks.last_mut() {
+                    chunk.frames.extend_from_slice(frame);
+                    chunk.records.push(record);
                 }
-            }
+                Ok(())
+            })?;
         }
         if !chunks.is_empty() {
             self.measure(&chunks, &mut stepper, &mut tokenizer, &mut world_model)?;
@@ -193,13 +253,27 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_chosen_step_has_a_future() {
+        let game = |length: usize| (0.0, HeldOut { seed: length as u64, actions: vec![0; length] });
+        let mut rng = Rng::new(Key::new(0, 0));
+        let mut chosen = |games: &[(f32, HeldOut)], steps: usize| {
+            let found = (0..200).filter_map(|_| HeldOut::choose(games, steps, &mut rng));
+            found.map(|(game, step)| (game.seed, step)).collect::<std::collections::BTreeSet<_>>()
+        };
+        let games = [game(3), game(0), game(5), game(2)];
+        assert_eq!(chosen(&games, 3), [(3, 0), (5, 0), (5, 1), (5, 2)].into());
+        assert_eq!(chosen(&games, 9), [(5, 0)].into());
+        assert_eq!(chosen(&games, 1).len(), 10);
+        assert!(chosen(&[], 3).is_empty() && chosen(&[game(0)], 3).is_empty());
+    }
+
+    #[test]
     fn larger_batches_count_for_more() {
         let mut means = Means::default();
         means.add(vec![("a/train/loss", 1.0), ("a/train/other", 0.0)], 30);
         means.add(vec![("a/train/loss", 5.0), ("a/train/other", 4.0)], 10);
         let mut observer = ();
-        let (metrics, played, clock) = (Default::default(), Default::default(), super::super::Clock::start());
-        let mut epoch = Epoch { observer: &mut observer, metrics, played, clock };
+        let mut epoch = Epoch::start(&mut observer);
         means.report(&mut epoch);
         let expected = [("a/eval/loss".to_string(), 2.0), ("a/eval/other".to_string(), 1.0)];
         assert_eq!(epoch.metrics.0, expected);

@@ -121,7 +121,7 @@ fn fill_sequences(
     let mut targets = Targets::new(agent.config.world_model.reward, truncation_ends, rows.len());
     for (row, segment) in segments.iter().enumerate() {
         for step in 0..segment.len {
-            let (record, at) = (segment.first + step, row * steps + segment.pad_before + step);
+            let (record, at) = (segment.record(step), row * steps + segment.pad_before + step);
             rows[at] = Some(record);
             targets.set(at, &replay.record(record)?);
         }
@@ -185,10 +185,10 @@ fn fill_dream_start(
     let mut rows = vec![None; segments.len() * burn_in];
     for (row, segment) in segments.iter().enumerate() {
         for step in 0..segment.len - 1 {
-            rows[row * burn_in + segment.pad_before + step] = Some(segment.first + step);
+            rows[row * burn_in + segment.pad_before + step] = Some(segment.record(step));
         }
     }
-    let first: Vec<Option<usize>> = segments.iter().map(|s| Some(s.first + s.len - 1)).collect();
+    let first: Vec<Option<usize>> = segments.iter().map(|s| Some(s.record(s.len - 1))).collect();
     let mask: Vec<i32> = rows.iter().map(|row| i32::from(row.is_some())).collect();
     let start = dreamer.start();
     if burn_in > 0 {

@@ -4,12 +4,14 @@ use std::path::Path;
 
 use engine::Rng;
 
+use super::held_out::HeldOut;
 use super::phase::Stream;
 use super::{Result, TrainError, Trainer};
+use crate::animation::{Pace, write_animation};
 use crate::files::{FileError, failed};
-use crate::picture::{Picture, Row, write_gif};
+use crate::picture::{Picture, Row};
 use crate::scenes::{SceneError, Scenes};
-use crate::{Acting, Rollout};
+use crate::{Acting, Dreamt, Rollout};
 
 /// Frames of a strip of reconstructions.
 const FRAMES: usize = 10;
@@ -19,22 +21,29 @@ const CONTEXT: usize = 2;
 const DREAMS: usize = 4;
 /// Steps of an episode that are shown.
 const EPISODE: usize = 200;
-/// Hundredths of a second per step.
-const DELAY: u16 = 20;
+const PACE: Pace = Pace { seconds: 1, pictures: 5 };
+
+/// What the drawn networks have shown.
+pub(super) struct Drawn {
+    /// Whether the tokenizer can tell frames apart: false if several that differ have the same tokens, all of them.
+    pub tells_apart: bool,
+    /// Those of `dream.png`.
+    pub dreams: Vec<Dreamt>,
+}
 
 impl Trainer {
-    /// Draws the epoch that just ended, where there is something to see:
+    /// Draws the epoch that just ended, where there is something to see. The first and the third picture show games of its evaluation, which no network
+    /// has learnt from:
     ///
-    /// - `reconstructions.png`: frames of the replay above what is left of them after encoding and decoding
-    /// - `episode.gif`: the newest finished episode beside what the agent saw of it
-    /// - `foresight.png`: a recorded stretch above the world model's dream of it, from its first two frames and its actions alone
-    /// - `dream.png`, `dream.gif`: the policy acting in dreams
-    ///
-    /// Whether the tokenizer can tell frames apart: false if several that differ have the same tokens, all of them.
-    pub(super) fn draw(&self, folder: &Path) -> Result<bool> {
+    /// - `reconstructions.png`: frames above what is left of them after encoding and decoding
+    /// - `episode.gif`: the newest finished episode of training beside what the agent saw of it
+    /// - `foresight.png`: a stretch of a game above the world model's dream of it, from its first two frames and its actions alone
+    /// - `dream.png`, `dream.gif`: the policy acting in dreams that begin at steps of the replay
+    pub(super) fn draw(&self, folder: &Path, evaluated: &[(f32, HeldOut)]) -> Result<Drawn> {
         let epoch = self.epoch.saturating_sub(1);
+        let mut drawn = Drawn { tells_apart: true, dreams: Vec::new() };
         if self.config.tokenizer.schedule.start_after > epoch || self.replay.steps() == 0 {
-            return Ok(true);
+            return Ok(drawn);
         }
         std::fs::create_dir_all(folder).map_err(|e| save(failed("create", folder)(e)))?;
         let scenes = Scenes {
@@ -49,19 +58,24 @@ impl Trainer {
         let strip =
             |name: &str, rows: &[Row]| Picture::strip(rows, size).write_png(&folder.join(name)).map_err(save);
         let animation = |name: &str, rows: &[Row]| {
-            write_gif(Picture::animation(rows, size), DELAY, &folder.join(name)).map_err(save)
+            write_animation(Picture::animation(rows, size), PACE, &folder.join(name)).map_err(save)
         };
 
         let mut frames = Vec::new();
         for _ in 0..FRAMES {
-            frames.extend(scenes.recorded(self.replay.sample_step(&mut rng), 1)?);
+            if let Some((game, step)) = HeldOut::choose(evaluated, 1, &mut rng) {
+                frames.extend(game.steps(&self.game, size, step..step + 1)?.cells);
+            }
         }
         let (seen, tokens) = scenes.reconstructed(&frames)?;
         let differ = frames.iter().any(|cell| cell.frame != frames[0].frame);
         let mut views = tokens.chunks_exact(self.config.agent.tokenizer.tokens());
         let first = views.next();
-        let tells_apart = !differ || views.any(|view| Some(view) != first);
-        strip("reconstructions.png", &[Row::new("recorded", frames), Row::new("reconstructed", seen)])?;
+        drawn.tells_apart = !differ || views.any(|view| Some(view) != first);
+        strip(
+            "reconstructions.png",
+            &[Row::new("evaluation games", frames), Row::new("reconstructed", seen)],
+        )?;
 
         if let Some(episode) = self.replay.table().episodes.iter().rfind(|e| e.ended) {
             let played = scenes.recorded(episode.start, episode.len.min(EPISODE))?;
@@ -71,28 +85,29 @@ impl Trainer {
 
         if self.config.world_model.schedule.start_after <= epoch {
             let horizon = self.config.agent.world_model.steps;
-            let start = scenes.choose_start(&mut rng, horizon);
-            let stretch = scenes.stretch(start, horizon)?;
-            let (followed, actions) = stretch.followed();
-            let (steps, context) = (followed.len(), CONTEXT.min(followed.len()).max(1));
-            // Nobody asks the policy, so it need not be warmed up.
-            let cold =
-                Rollout { device: &self.device, agent: &self.agent, burn_in: 0, context: Some(context) };
-            let acting = Acting::Given(actions.get(context - 1..).unwrap_or_default());
-            let starts = [stretch.from(stretch.before, steps, 0)];
-            let dreamt = cold.dreams(&starts, steps, acting, key, |_| {})?;
-            let mut rows = vec![Row::new("recorded", stretch.marked(context))];
-            let caption = "dreamt from the given frames and all actions";
-            rows.extend(dreamt.into_iter().map(|cells| Row::new(caption, cells)));
-            strip("foresight.png", &rows)?;
+            if let Some((game, step)) = HeldOut::choose(evaluated, horizon, &mut rng) {
+                let stretch = game.steps(&self.game, size, step..step + horizon)?;
+                let (steps, context) = (stretch.cells.len(), CONTEXT.min(stretch.cells.len()).max(1));
+                // Nobody asks the policy, so it need not be warmed up.
+                let cold =
+                    Rollout { device: &self.device, agent: &self.agent, burn_in: 0, context: Some(context) };
+                let actions = stretch.actions.get(context - 1..).unwrap_or_default();
+                let mut rows = vec![Row::new("evaluation game", stretch.marked(context))];
+                let starts = std::slice::from_ref(&stretch);
+                let dreamt = cold.dreams(starts, steps, Acting::Given(actions), key, |_| {})?;
+                let caption = "dreamt from the given frames and all actions";
+                rows.extend(dreamt.into_iter().map(|dream| Row::new(caption, dream.cells)));
+                strip("foresight.png", &rows)?;
+            }
             let starts: Vec<usize> = (0..DREAMS).map(|_| self.replay.sample_step(&mut rng)).collect();
-            let dreams = scenes.dreams(&starts, horizon, Acting::Policy { temperature: 1.0 }, key, |_| {})?;
-            let rows: Vec<Row> =
-                dreams.into_iter().zip(1..).map(|(cells, i)| Row::new(format!("dream {i}"), cells)).collect();
+            let acting = Acting::Policy { temperature: 1.0 };
+            drawn.dreams = scenes.dreams(&starts, horizon, acting, key, |_| {})?;
+            let row = |(dream, i): (&Dreamt, usize)| Row::new(format!("dream {i}"), dream.cells.clone());
+            let rows: Vec<Row> = drawn.dreams.iter().zip(1..).map(row).collect();
             strip("dream.png", &rows)?;
             animation("dream.gif", &rows)?;
         }
-        Ok(tells_apart)
+        Ok(drawn)
     }
 }
 

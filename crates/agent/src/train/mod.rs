@@ -1,12 +1,15 @@
 //! Algorithm 1 of the paper: collect, learn the world, learn to act inside it.
 
+mod atari;
 mod cache;
 mod collection;
 mod config;
 mod error;
 mod evaluation;
+mod first_episodes;
 mod held_out;
 mod init;
+mod kept;
 mod learner;
 mod learning;
 mod media;
@@ -22,24 +25,28 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use engine::{Adam, Device, Key};
-use envs::{Env, Game, Purpose};
+use envs::{Game, Purpose, VectorEnv};
 
+pub use atari::{AtariConfig, AtariProtocol};
 pub use config::{
     ActorCriticTraining, CollectionConfig, EvaluationConfig, ReplayConfig, Schedule, TokenizerTraining,
     TrainConfig, WorldModelTraining,
 };
 pub use error::{SetupError, TrainError};
+pub use first_episodes::FirstEpisodesError;
 pub use init::{InitConfig, InitError};
+pub use kept::{EpisodeKind, KeptEpisode, kept_episodes};
 pub use learner::{Learner, Losses, Objective};
 pub use objectives::{ActorCriticObjective, TokenizerObjective, WorldModelObjective};
 pub use observer::{Event, Observer, Warning};
 pub use phase::Phase;
-pub use run::{Damaged, Resume, Run, RunError, StateError};
+pub use run::{Damaged, Glance, Resume, Run, RunError, StateError};
 pub(crate) use run::{optimisers, state};
 
-use crate::replay::Replay;
+use crate::replay::{Episode, Replay};
 use crate::{Agent, Dreamer, Perceptual, Player};
 use cache::{Cache, Capacity};
+use held_out::HeldOut;
 use phase::Stream;
 use timing::Clock;
 
@@ -55,12 +62,15 @@ impl Metrics {
     }
 }
 
-/// The epoch that is being made: who watches it, and what it has measured so far.
+/// The epoch that is being made: who watches it, and what it has brought so far.
 struct Epoch<'a> {
     observer: &'a mut dyn Observer,
     metrics: Metrics,
     /// What was played, by phase.
     played: serde_json::Map<String, serde_json::Value>,
+    /// Episodes that ended, with their returns.
+    collected: Vec<(f32, Episode)>,
+    evaluated: Vec<(f32, HeldOut)>,
     clock: Clock,
 }
 
@@ -68,10 +78,17 @@ struct Epoch<'a> {
 struct Made {
     metrics: Metrics,
     played: serde_json::Map<String, serde_json::Value>,
+    collected: Vec<(f32, Episode)>,
+    evaluated: Vec<(f32, HeldOut)>,
     clock: Clock,
 }
 
-impl Epoch<'_> {
+impl<'a> Epoch<'a> {
+    fn start(observer: &'a mut dyn Observer) -> Epoch<'a> {
+        let (metrics, played, clock) = (Metrics::default(), Default::default(), Clock::start());
+        Epoch { observer, metrics, played, collected: Vec::new(), evaluated: Vec::new(), clock }
+    }
+
     fn progress(&mut self, phase: Phase, done: usize, total: usize) -> Result<()> {
         match self.observer.event(Event::Progress { phase, done, total }) {
             ControlFlow::Continue(()) => Ok(()),
@@ -80,7 +97,7 @@ impl Epoch<'_> {
     }
 }
 
-/// A run: the networks, what they have seen, and the game being played.
+/// A run: the networks, what they have seen, and the games being played.
 pub struct Trainer {
     pub config: TrainConfig,
     pub agent: Agent,
@@ -89,7 +106,8 @@ pub struct Trainer {
     pub epoch: usize,
     device: Device,
     game: Game,
-    env: Box<dyn Env>,
+    /// Games that are played side by side.
+    envs: VectorEnv,
     player: Player,
     dreamer: Dreamer,
     cache: Cache,
@@ -113,8 +131,7 @@ pub fn train(run: &mut Run, trainer: &mut Trainer, observer: &mut dyn Observer) 
 impl Trainer {
     /// One epoch of the paper's Algorithm 1.
     fn make_epoch(&mut self, observer: &mut dyn Observer) -> Result<Made> {
-        let (metrics, played, clock) = (Metrics::default(), Default::default(), Clock::start());
-        let mut epoch = Epoch { observer, metrics, played, clock };
+        let mut epoch = Epoch::start(observer);
         let number = self.epoch + 1;
         if self.epoch < self.config.collection.epochs {
             self.collect(&mut epoch)?;
@@ -131,11 +148,11 @@ impl Trainer {
             epoch.clock.lap(Phase::Evaluation, steps);
         }
         self.epoch = number;
-        let Epoch { metrics, played, clock, .. } = epoch;
-        Ok(Made { metrics, played, clock })
+        let Epoch { metrics, played, collected, evaluated, clock, .. } = epoch;
+        Ok(Made { metrics, played, collected, evaluated, clock })
     }
 
-    /// A run with these networks and this replay, after `epoch` epochs. The game that was being played is played again up to where it was.
+    /// A run with these networks and this replay, after `epoch` epochs. Games that were being played are played again up to where they were.
     pub fn new(
         device: &Device,
         config: TrainConfig,
@@ -143,9 +160,13 @@ impl Trainer {
         replay: Replay,
         epoch: usize,
     ) -> Result<Trainer, SetupError> {
-        let game = Game::find(&config.env)?;
-        let mut env = game.make(Purpose::Train, config.agent.tokenizer.frame_size)?;
-        collection::replay_newest_game(env.as_mut(), &replay)?;
+        let game = config.game(None)?;
+        let mut envs = Vec::with_capacity(config.collection.envs);
+        for place in 0..config.collection.envs {
+            let mut env = game.make(Purpose::Train, config.agent.tokenizer.frame_size)?;
+            collection::replay_newest_game(env.as_mut(), &replay, place)?;
+            envs.push(env);
+        }
         let (t, w, p) = (&config.tokenizer, &config.world_model, &config.actor_critic);
         let key = Key::new(config.seed, 0);
         let dreamer = Dreamer::new(device, &agent, p.schedule.batch, p.horizon, p.burn_in, key)?;
@@ -160,7 +181,7 @@ impl Trainer {
         let world_model = WorldModelObjective::new(device, &config.agent, w.schedule.batch)?;
         let actor_critic = ActorCriticObjective::new(dreamer.trajectories().clone(), p.returns);
         Ok(Trainer {
-            player: Player::new(device, &agent, 1)?,
+            player: Player::new(device, &agent, envs.len())?,
             cache: Cache::new(device, &agent, Capacity::new(device, &config))?,
             tokenizer: learner(device, tokenizer, &t.schedule, 0.0)?,
             world_model: learner(device, world_model, &w.schedule, w.weight_decay)?,
@@ -172,7 +193,7 @@ impl Trainer {
             replay,
             epoch,
             game,
-            env,
+            envs: VectorEnv::new(envs),
         })
     }
 
@@ -196,18 +217,16 @@ fn learner<O: Objective>(
     Learner::new(device, objective, adam, schedule.learning_rate)
 }
 
-/// The network of the perceptual loss: none, a random one, or the one that came with an imported agent.
+/// The network of the perceptual loss: none, a random one, or one from a folder.
 fn perceptual(device: &Device, config: &TokenizerTraining) -> Result<Option<Perceptual>, SetupError> {
     let dropout = config.perceptual_dropout;
     match config.perceptual.as_str() {
         "none" => Ok(None),
         "random" => Ok(Some(Perceptual::random(device, dropout)?)),
         folder => {
-            let (_, perceptual) = Agent::load(device, Path::new(folder)).map_err(SetupError::Perceptual)?;
-            let mut perceptual =
-                perceptual.ok_or_else(|| SetupError::NoPerceptual { path: folder.into() })?;
-            perceptual.dropout = dropout;
-            Ok(Some(perceptual))
+            let loaded =
+                Perceptual::load(device, Path::new(folder), dropout).map_err(SetupError::Perceptual)?;
+            Ok(Some(loaded.ok_or_else(|| SetupError::NoPerceptual { path: folder.into() })?))
         }
     }
 }

@@ -1,4 +1,6 @@
 //! The reference release's outputs, and the generator of the weights and inputs they were computed from (`golden/README.md`).
+// Each test file uses a part of this.
+#![allow(dead_code)]
 
 use std::path::PathBuf;
 
@@ -63,7 +65,7 @@ impl Golden {
     }
 
     /// The value of a parameter with the release's name and shape.
-    fn parameter(&self, name: &str, shape: &[usize]) -> Vec<f32> {
+    pub fn parameter(&self, name: &str, shape: &[usize]) -> Vec<f32> {
         let unit = self.uniform(name, shape.iter().product());
         let fan_in: usize = shape[1..].iter().product();
         unit.iter()

@@ -43,10 +43,37 @@ fn dict(entries: &[(&str, Vec<u8>)]) -> Vec<u8> {
 fn reads_tensors_and_their_strides() {
     let read =
         read_state_dict(&dict(&[("a", tensor(6, 0, [2, 3], [3, 1])), ("b", tensor(6, 1, [2, 2], [1, 2]))]))
-            .unwrap();
+            .unwrap()
+            .0;
     assert_eq!(read.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
     assert_eq!(read[0].1.positions().collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
     assert_eq!(read[1].1.positions().collect::<Vec<_>>(), [1, 3, 2, 4]);
+}
+
+/// Before PyTorch 0.4 tensors had four arguments, before 1.6 storages a sixth, and Python 2 wrote byte strings, and dicts from lists of pairs.
+#[test]
+fn reads_old_pickles() {
+    let old = [
+        &b"\x80\x02"[..],
+        &global("collections", "OrderedDict"),
+        b"](](U\x01a",
+        &global("torch._utils", "_rebuild_tensor"),
+        b"((U\x07storage",
+        &global("torch", "FloatStorage"),
+        b"T\x02\x00\x00\x0077U\x03cpuK\x06NtQK\x00K\x06\x85K\x01\x85tRee\x85R.rest",
+    ]
+    .concat();
+    let (tensors, end) = read_state_dict(&old).unwrap();
+    assert_eq!(&old[end..], b"rest");
+    assert_eq!(
+        (tensors[0].0.as_str(), &*tensors[0].1.key, tensors[0].1.shape.as_slice()),
+        ("a", "77", &[6][..])
+    );
+    assert_eq!(refusal(b"\x80\x02}K\x01a."), "it appends to something that is not a list");
+    let not_pairs = [&global("collections", "OrderedDict")[..], b"]K\x01a\x85R."].concat();
+    assert_eq!(refusal(&not_pairs), "it calls a function in an unknown way");
+    let (names, end) = read_names(b"\x80\x02](U\x0277X\x01\x00\x00\x005e.more").unwrap();
+    assert_eq!((names.iter().map(|n| &**n).collect::<Vec<_>>(), end), (vec!["77", "5"], 16));
 }
 
 fn refusal(pickle: &[u8]) -> String {
@@ -145,6 +172,22 @@ fn hostile_pickles_get_no_more_than_their_size_is_worth() {
         (once(b"", b"}0"), "it is cut off"),
         (once(b"", b")0"), "it is cut off"),
         (once(b"N", b"\x94"), large),
+        (once(b"", b"]0"), "it is cut off"),
+        (once(b"]", b"Na"), "it is cut off"),
+        // A dict of a thousand pairs, again and again.
+        (
+            once(
+                &[
+                    &global("collections", "OrderedDict")[..],
+                    b"q\x00](",
+                    &b"](NNe".repeat(1000),
+                    b"e\x85q\x01",
+                ]
+                .concat(),
+                b"h\x00h\x01R0",
+            ),
+            large,
+        ),
         (once(&[&names(1000)[..], b"q\x00}"].concat(), b"h\x00h\x00s"), "it is cut off"),
         // One storage or tensor with a long name, again and again.
         (once(&storage, b"h\x01Q0"), "it is cut off"),
@@ -198,7 +241,7 @@ fn fuzzed_pickles_never_panic() {
                 break;
             }
         }
-        if let Ok(tensors) = read_state_dict(&bytes) {
+        if let Ok((tensors, _)) = read_state_dict(&bytes) {
             // Whatever was accepted stays inside its storage.
             for (_, spec) in tensors {
                 assert!(spec.positions().all(|at| at < spec.storage_len));

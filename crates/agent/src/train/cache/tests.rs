@@ -46,7 +46,7 @@ fn frame(record: usize) -> Vec<u8> {
 }
 
 fn empty_replay(folder: &Path, max_steps: usize) -> Replay {
-    let mut replay = Replay::open(folder, PIXELS, max_steps, crate::Table::default()).unwrap();
+    let mut replay = Replay::open(folder, PIXELS, max_steps, 1, crate::Table::default()).unwrap();
     replay.begin_writing().unwrap();
     replay
 }

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use engine::Device;
 use safetensors::SafeTensors;
@@ -17,6 +18,10 @@ use crate::replay::{Replay, ReplayError, Table};
 
 pub(super) const OPTIMISERS_FILE: &str = "optimisers.safetensors";
 pub(super) const STATE_FILE: &str = "state.json";
+const LOCK_FILE: &str = "lock";
+/// Who looks whether a run is locked holds its lock for much less than this.
+const LOOK: Duration = Duration::from_millis(20);
+const LOOKS: usize = 5;
 /// How the names of checkpoints end that are being removed.
 const REMOVED: &str = ".removed";
 
@@ -54,11 +59,26 @@ impl Folder {
 
     /// Keeps other processes from continuing the run, until it is dropped.
     pub fn lock(&self, warn: &mut dyn FnMut(String)) -> Result<File> {
-        let path = self.0.join("lock");
+        let path = self.0.join(LOCK_FILE);
         let file =
             OpenOptions::new().create(true).append(true).open(&path).map_err(failed("write", &path))?;
-        self.check_lock(file.try_lock(), warn)?;
+        let mut outcome = file.try_lock();
+        for _ in 0..LOOKS {
+            if !matches!(outcome, Err(TryLockError::WouldBlock)) {
+                break;
+            }
+            // Somebody may only be looking, see `is_locked`.
+            std::thread::sleep(LOOK);
+            outcome = file.try_lock();
+        }
+        self.check_lock(outcome, warn)?;
         Ok(file)
+    }
+
+    /// Whether another process holds the lock. Takes it for a moment to find out.
+    pub fn is_locked(&self) -> bool {
+        let file = File::open(self.0.join(LOCK_FILE));
+        file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
     }
 
     /// What it means that a lock was had or not.
@@ -80,7 +100,20 @@ impl Folder {
     pub fn open_replay(&self, config: &TrainConfig, table: Table) -> Result<Replay> {
         let size = config.agent.tokenizer.frame_size;
         let max_steps = config.replay.steps(Replay::step_bytes(size * size * 3));
-        Ok(Replay::open(&self.0.join("replay"), size * size * 3, max_steps, table)?)
+        let games = config.collection.envs;
+        Ok(Replay::open(&self.0.join("replay"), size * size * 3, max_steps, games, table)?)
+    }
+
+    /// The replay as a checkpoint knows it, without episodes that are damaged.
+    pub fn look_at_replay(&self, state: &State, warn: &mut dyn FnMut(String)) -> Result<Replay> {
+        let mut replay = self.open_replay(&state.config, state.replay.clone())?;
+        let mut damaged = replay.damaged_records()?;
+        if !damaged.is_empty() && damaged.len() == replay.table().episodes.len() {
+            let reason = damaged.swap_remove(0).1;
+            return Err(RunError::NothingLeft { path: self.0.clone(), reason });
+        }
+        forget(&mut replay, &damaged, warn);
+        Ok(replay)
     }
 
     /// What the folder of checkpoints holds.
@@ -212,7 +245,7 @@ pub(super) fn forget(replay: &mut Replay, bad: &[(usize, ReplayError)], warn: &m
 }
 
 /// The epoch that the name of a checkpoint says.
-fn epoch_of(checkpoint: &Path) -> Option<usize> {
+pub(super) fn epoch_of(checkpoint: &Path) -> Option<usize> {
     let name = checkpoint.file_name()?.to_str()?;
     name.bytes().all(|b| b.is_ascii_digit()).then(|| name.parse().ok())?
 }

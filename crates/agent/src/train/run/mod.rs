@@ -7,6 +7,7 @@
 //! episodes.jsonl         what was played in each epoch
 //! timing.jsonl           where the time of each epoch went
 //! media/000012/          pictures of what the networks made of things after 12 epochs
+//! episodes/train/        the newest and the best episodes, also of evaluation and imagination
 //! replay/                see `Replay`
 //! checkpoints/000012/    all state after 12 epochs; the last two are kept
 //! lock                   held while the run goes on
@@ -24,8 +25,11 @@ use std::path::{Path, PathBuf};
 
 use engine::{Device, Error};
 
+use super::first_episodes::{FirstEpisodes, FirstEpisodesError};
+use super::kept;
 use super::{Event, Made, Observer, SetupError, TrainConfig, TrainError, Trainer, Warning};
 use crate::checkpoint::{AGENT_FILE, CheckpointError};
+use crate::episodes::EpisodesError;
 use crate::files::{FileError, failed, parent, sync_folder, write_atomically, write_synced};
 use crate::replay::{Replay, ReplayError, Table};
 use crate::{Agent, ConfigError};
@@ -51,7 +55,11 @@ pub enum RunError {
     #[error(transparent)]
     Replay(#[from] ReplayError),
     #[error(transparent)]
+    Episodes(EpisodesError),
+    #[error(transparent)]
     Setup(#[from] SetupError),
+    #[error(transparent)]
+    FirstEpisodes(#[from] FirstEpisodesError),
     #[error(transparent)]
     DamagedReplay { reason: ReplayError },
     #[error("every episode of the replay in {path} is damaged ({reason}): nothing can be learnt from it")]
@@ -62,7 +70,7 @@ pub enum RunError {
     GoingOn { path: PathBuf },
     #[error("{path} already holds a run")]
     Exists { path: PathBuf },
-    #[error("{path} holds metrics of a run whose checkpoints are gone")]
+    #[error("{path} holds metrics or episodes of a run whose checkpoints are gone")]
     Leftovers { path: PathBuf },
     #[error("{path} holds an imported agent")]
     HoldsAnAgent { path: PathBuf },
@@ -114,6 +122,13 @@ pub struct Resume {
     pub epochs: Option<usize>,
 }
 
+/// How far a run has come.
+pub struct Glance {
+    /// Finished epochs.
+    pub epoch: usize,
+    pub config: TrainConfig,
+}
+
 /// A run that goes on: nobody else can continue it meanwhile.
 pub struct Run {
     folder: Folder,
@@ -149,6 +164,7 @@ impl Run {
     ) -> Result<(Run, Trainer)> {
         let place = Folder::new(folder);
         Run::check_unused(folder)?;
+        let first = FirstEpisodes::open(&config, &mut warn)?;
         let agent = Agent::new(device, &config.agent, config.seed).map_err(CheckpointError::from)?;
         config.init.apply(device, &agent, &mut warn).map_err(SetupError::from)?;
         let replay = place.open_replay(&config, Table::default())?;
@@ -158,6 +174,7 @@ impl Run {
         // Another process may have begun a run here while the networks were made.
         Run::check_unused(folder)?;
         trainer.replay.begin_writing()?;
+        first.write(&trainer.config, &mut trainer.replay)?;
         let metrics = MetricsFile::new(folder);
         let [episodes, timing] = [EPISODES_FILE, TIMING_FILE].map(|name| Lines::new(folder.join(name)));
         let mut run = Run { folder: place, metrics, episodes, timing, kept: Vec::new(), _lock: lock };
@@ -173,7 +190,9 @@ impl Run {
             return Err(RunError::Exists { path: folder.into() });
         }
         let measured = [METRICS_FILE, EPISODES_FILE, TIMING_FILE];
-        if measured.iter().any(|name| folder.join(name).metadata().is_ok_and(|file| file.len() > 0)) {
+        let measured =
+            measured.iter().any(|name| folder.join(name).metadata().is_ok_and(|file| file.len() > 0));
+        if measured || kept::are_in(folder) {
             return Err(RunError::Leftovers { path: folder.into() });
         }
         match Agent::is_in(folder) {
@@ -209,6 +228,7 @@ impl Run {
             error => error,
         })?;
         let kept = folder.tidy(&state, &mut warn)?;
+        kept::resume(folder.path(), state.epoch)?;
         trainer.replay.begin_writing()?;
         let metrics = MetricsFile::resume(folder.path(), &state, &mut warn)?;
         let mut resume = |name: &str, mark, what| {
@@ -235,6 +255,24 @@ impl Run {
         !Folder::new(folder).checkpoints().is_empty()
     }
 
+    /// How far a run has come, by its newest checkpoint that can be read. Nothing is changed; the run may be going on.
+    pub fn glance(folder: &Path, mut warn: impl FnMut(String)) -> Result<Glance> {
+        Folder::open(folder)?.newest_that_loads(&mut warn, |checkpoint, _| {
+            let state = folder::read_state(checkpoint)?;
+            Ok(Glance { epoch: state.epoch, config: state.config })
+        })
+    }
+
+    /// Whether a process is training the run in a folder. Never where the file system has no locks.
+    pub fn is_going_on(folder: &Path) -> bool {
+        Folder::new(folder).is_locked()
+    }
+
+    /// The folder of a run's newest checkpoint.
+    pub fn newest_checkpoint(folder: &Path) -> Option<PathBuf> {
+        Folder::new(folder).checkpoints().pop()
+    }
+
     /// The agent of a run's newest checkpoint that can be read. `warn` hears about one that cannot.
     pub fn newest_agent(
         device: &Device,
@@ -258,15 +296,24 @@ impl Run {
         folder.newest_that_loads(&mut warn, |checkpoint, warn| {
             let state = folder::read_state(checkpoint)?;
             let agent = folder::read_agent(device, checkpoint, &state)?;
-            let mut replay = folder.open_replay(&state.config, state.replay)?;
-            let mut damaged = replay.damaged_records()?;
-            if !damaged.is_empty() && damaged.len() == replay.table().episodes.len() {
-                let reason = damaged.swap_remove(0).1;
-                return Err(RunError::NothingLeft { path: folder.path().into(), reason });
-            }
-            folder::forget(&mut replay, &damaged, warn);
+            let replay = folder.look_at_replay(&state, warn)?;
             Ok((state.config, agent, replay))
         })
+    }
+
+    /// The replay alone.
+    pub fn open_replay(folder: &Path, mut warn: impl FnMut(String)) -> Result<(TrainConfig, Replay)> {
+        let folder = Folder::open(folder)?;
+        folder.newest_that_loads(&mut warn, |checkpoint, warn| {
+            let state = folder::read_state(checkpoint)?;
+            let replay = folder.look_at_replay(&state, warn)?;
+            Ok((state.config, replay))
+        })
+    }
+
+    /// The epoch of the newest checkpoint.
+    pub fn newest_epoch(folder: &Path) -> Option<usize> {
+        folder::epoch_of(Folder::new(folder).checkpoints().last()?)
     }
 
     pub fn folder(&self) -> &Path {
@@ -278,7 +325,7 @@ impl Run {
         Ok(write_atomically(&self.folder().join("config.toml"), document.as_bytes())?)
     }
 
-    /// Saves an epoch: its pictures where it was evaluated, its metrics, and a checkpoint, which is there whole or not at all. Whether the observer asked
+    /// Saves an epoch: its pictures where it was evaluated, episodes, its metrics, and a checkpoint, which is there whole or not at all. Whether the observer asked
     /// for the end.
     pub(super) fn save(
         &mut self,
@@ -291,17 +338,22 @@ impl Run {
         let mut stopped = false;
         let mut tell = |event: Event| stopped |= observer.event(event).is_break();
         tell(Event::Epoch { epoch, metrics });
+        let mut dreams = Vec::new();
         if metrics.iter().any(|(name, _)| name == "evaluation/return") {
             let media = self.folder().join("media").join(format!("{epoch:06}"));
-            if !trainer.draw(&media)? {
+            let drawn = trainer.draw(&media, &made.evaluated)?;
+            if !drawn.tells_apart {
                 tell(Event::Warning(Warning::SameTokens { picture: media.join("reconstructions.png") }));
             }
+            dreams = drawn.dreams;
         }
+        trainer.keep_episodes(self.folder.path(), &made, &dreams)?;
         self.metrics.append(epoch, metrics).map_err(RunError::from)?;
         let mut played = Line::from_iter([("epoch".to_string(), epoch.into())]);
         played.extend(made.played);
         self.episodes.append(&played).map_err(RunError::from)?;
         self.write_checkpoint(trainer, &mut |text| tell(Event::Warning(Warning::Files(text))))?;
+        kept::prune(self.folder.path()).map_err(RunError::from)?;
         self.timing.append(&numbers(epoch, &made.clock.saved())).map_err(RunError::from)?;
         tell(Event::Saved { epoch });
         Ok(if stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })

@@ -138,12 +138,14 @@ impl State {
         }
         let collection = &self.config.collection;
         let expected = collection.steps.saturating_mul(epoch.min(collection.epochs));
-        if self.replay.records != expected {
-            return Err(StateError::Records { found: self.replay.records, expected, epoch });
+        // Episodes that the replay began with count, too.
+        let found = self.replay.records;
+        if found < expected || (found > expected && self.config.replay.from.is_empty()) {
+            return Err(StateError::Records { found, expected, epoch });
         }
-        self.replay.check()?;
-        if expected > 0 && self.replay.episodes.is_empty() {
-            return Err(TableError::NoEpisodes { records: expected }.into());
+        self.replay.check(collection.envs)?;
+        if found > 0 && self.replay.episodes.is_empty() {
+            return Err(TableError::NoEpisodes { records: found }.into());
         }
         let seed = |start: usize| episode_seed(self.config.seed, start);
         match self.replay.episodes.iter().position(|e| e.seed != seed(e.start)) {
@@ -174,6 +176,7 @@ mod tests {
             ended,
             continues: false,
             checksum: Some(7),
+            stride: 1,
         };
         let table = Table { episodes: vec![episode(0, 40, true), episode(40, 20, false)], records: 60 };
         let checksums = Checksums { agent: 1, optimisers: 2, metrics: 3 };
@@ -219,6 +222,11 @@ mod tests {
             (r#""start":40"#, r#""start":41"#, "goes beyond the 60 recorded steps"),
             (r#""start":0"#, r#""start":4"#, "starts at step 40, inside"),
             (r#""seed":40"#, r#""seed":41"#, "episode 1 of the replay has the seed of another"),
+            (
+                r#""envs":1"#,
+                r#""envs":2"#,
+                "episode 0 of the replay has the stride 1, but 2 games were played",
+            ),
             (r#""batch":256"#, r#""batch":0"#, "tokenizer.schedule.batch is 0, but must be at least 1"),
             (r#""resolutions":5"#, r#""resolutions":0"#, "agent.tokenizer.resolutions is 0"),
             (r#""frame_size":64"#, r#""frame_size":65"#, "agent.tokenizer.frame_size is 65"),

@@ -91,6 +91,37 @@ fn a_run_that_nobody_watches_is_saved() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
+/// Looking at a run neither disturbs it nor keeps another process from continuing it.
+#[test]
+fn a_run_tells_where_it_is() {
+    let device = Device::cpu(Some(1)).unwrap();
+    let folder = std::env::temp_dir().join(format!("iris-position-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&folder);
+    assert!(!Run::is_going_on(&folder) && Run::newest_checkpoint(&folder).is_none());
+    let position = || Run::glance(&folder, |_| ()).map(|glance| (glance.config, glance.epoch));
+    assert!(matches!(position(), Err(RunError::NoSuchRun { .. })));
+    let config = tiny_config(&device);
+    let (mut run, mut trainer) =
+        Run::create(&device, config.clone(), "", &folder, |text| panic!("{text}")).unwrap();
+    assert!(Run::is_going_on(&folder));
+    assert_eq!(position().unwrap(), (config.clone(), 0));
+    train(&mut run, &mut trainer, &mut ()).unwrap();
+    drop(run);
+    assert!(!Run::is_going_on(&folder));
+    assert_eq!(position().unwrap(), (config, 4));
+    assert!(Run::newest_checkpoint(&folder).unwrap().ends_with("checkpoints/000004"));
+    // Somebody looks while it is continued.
+    let look = std::fs::File::open(folder.join("lock")).unwrap();
+    look.try_lock_shared().unwrap();
+    std::thread::scope(|scope| {
+        let resumed =
+            scope.spawn(|| Run::resume(&device, &folder, REFUSE, |text| panic!("{text}")).map(|_| ()));
+        drop(look);
+        resumed.join().unwrap().unwrap();
+    });
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
 /// What a run was made longer by is in its checkpoints at once.
 #[test]
 fn a_finished_run_can_be_made_longer() {
