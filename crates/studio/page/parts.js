@@ -1,0 +1,24 @@
+// Parts that several screens are made of.
+
+/** A control under its label, beside which `more` stands. */
+export function field(h, label, element, ...more) {
+  return h("div", { class: "field" }, h("span", { class: "labels" }, h("label", { for: element.id }, label), more), element);
+}
+
+/** A frame under its caption, with a line below it. */
+export function panel(h, caption, meaning, name = "") {
+  const canvas = h("canvas", { role: "img", "aria-label": `${caption}: ${meaning}`, width: 64, height: 64 });
+  const note = h("p", { class: "note" }, "");
+  const figure = h("figure", { class: `panel ${name}` }, h("figcaption", {}, caption), h("div", { class: "frame" }, canvas), note);
+  return { name, caption, meaning, canvas, note, figure };
+}
+
+/** A place for what went wrong: `complain` shows it, or takes it away. */
+export function problems(h) {
+  const problem = h("p", { class: "problem", role: "alert", hidden: true });
+  const complain = (text) => {
+    problem.textContent = text ?? "";
+    problem.hidden = !text;
+  };
+  return { problem, complain };
+}
