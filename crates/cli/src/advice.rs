@@ -6,6 +6,7 @@ use agent::train::{RunError, SetupError, TrainError};
 use agent::{PlayError, ReplayError, SceneError};
 use envs::EnvError;
 use report::ReportError;
+use studio::StudioError;
 
 use crate::output::program;
 
@@ -38,6 +39,19 @@ fn on_cause(cause: &(dyn Error + 'static)) -> Option<String> {
         .or_else(|| advice(cause, on_game))
         .or_else(|| advice(cause, on_replay))
         .or_else(|| advice(cause, on_report))
+        .or_else(|| advice(cause, on_studio))
+}
+
+fn on_studio(error: &StudioError) -> Option<String> {
+    match error {
+        StudioError::NoFolder { .. } => {
+            Some(format!("Name a folder with runs; `{} train` makes one under `runs`", program()))
+        }
+        StudioError::PortTaken { .. } => {
+            Some("Another studio may be running there. Choose another port with --port, or any that is free with --port 0".into())
+        }
+        _ => None,
+    }
 }
 
 fn on_report(error: &ReportError) -> Option<String> {

@@ -1,13 +1,20 @@
 //! The command line.
 
+mod show;
+mod studio;
+mod sweep;
+
 use std::path::PathBuf;
 
-use agent::train::TrainConfig;
 use clap::builder::RangedU64ValueParser;
-use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand, ValueEnum, value_parser};
 
-use crate::output::{program, tell};
+pub use show::{DreamArgs, EpisodesFrom, ExportEpisodesArgs, RecordArgs};
+pub use studio::StudioArgs;
+pub use sweep::{
+    SweepArgs, SweepCommand, SweepNewArgs, SweepRunArgs, SweepSlurmArgs, SweepStatusArgs, SweepTaskArgs,
+    TaskOptions,
+};
 
 /// IRIS: an agent that learns a world model of a game and learns to play inside it.
 ///
@@ -24,45 +31,10 @@ pub struct Args {
     pub roms: Option<PathBuf>,
 }
 
-/// Says what is wrong with the arguments, and exits. `--epochs 3` is meant as `epochs=3`.
-pub fn refuse(error: clap::Error) -> ! {
-    let typed: Vec<String> =
-        std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
-    if let Some(settings) = meant_settings(&error, &typed) {
-        tell!("error: {settings}\n\nFor more information, try '{} config'.", program());
-        std::process::exit(error.exit_code());
-    }
-    error.exit()
-}
-
-/// What to write instead of an option that `train` and `config` do not have but the config does.
-fn meant_settings(error: &clap::Error, typed: &[String]) -> Option<String> {
-    let takes_settings = typed.iter().any(|word| word == "train" || word == "config");
-    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return None };
-    if !takes_settings || error.kind() != ErrorKind::UnknownArgument {
-        return None;
-    }
-    let name = option.trim_start_matches('-').replace('-', "_");
-    // The value is the next word or behind a sign of equality.
-    let at = typed.iter().position(|word| word.split('=').next() == Some(option))?;
-    let value = typed[at].split_once('=').map(|(_, value)| value);
-    let next = typed.get(at + 1).map(String::as_str).filter(|word| !word.starts_with("--"));
-    let value = value.or(next).unwrap_or("...");
-    let keys: Vec<String> = TrainConfig::key_docs().into_keys().collect();
-    let ending = format!(".{name}");
-    let mut meant: Vec<&String> = keys.iter().filter(|key| **key == name).collect();
-    if meant.is_empty() {
-        meant = keys.iter().filter(|key| key.ends_with(&ending)).collect();
-    }
-    let meant: Vec<String> = meant.iter().map(|key| format!("{key}={value}")).collect();
-    let (last, others) = meant.split_last()?;
-    let meant = if others.is_empty() { last.clone() } else { format!("{} or {last}", others.join(", ")) };
-    Some(format!("there is no option {option}; settings are given as key=value, without dashes: {meant}"))
-}
-
 #[derive(Subcommand)]
 pub enum Command {
     Train(TrainArgs),
+    Sweep(SweepArgs),
     Eval(EvalArgs),
     Dream(DreamArgs),
     Reconstruct(ReconstructArgs),
@@ -71,10 +43,12 @@ pub enum Command {
     Envs,
     Config(ConfigArgs),
     Import(ImportArgs),
+    ImportPerceptual(ImportPerceptualArgs),
     Export(ExportArgs),
     ExportEpisodes(ExportEpisodesArgs),
     Bench(BenchArgs),
     Report(ReportArgs),
+    Studio(StudioArgs),
     /// Check this program and this machine: processor, GPU, libraries, ROMs, and a self-test.
     ///
     /// Prints the processor, the GPU with its driver and libraries, and the Atari ROMs, and how to get what is missing. Then every device trains three
@@ -98,6 +72,24 @@ pub struct DeviceArgs {
     /// CPU threads; one per core by default. Results do not depend on the number.
     #[arg(long, value_parser = up_to(1024))]
     pub threads: Option<usize>,
+}
+
+/// The memory of a run.
+#[derive(clap::Args)]
+pub struct MemoryArgs {
+    /// Memory of the GPU that the run may count on, such as 12GiB; by default what is free when it starts. Decides how much of the replay is kept there, so that
+    /// several runs can share a GPU. Results do not depend on it.
+    #[arg(long, value_name = "SIZE", value_parser = crate::words::parse_size)]
+    pub gpu_memory: Option<usize>,
+}
+
+/// Where else metrics go.
+#[derive(clap::Args)]
+pub struct TrackioArgs {
+    /// Also send the metrics of every epoch to this project of trackio: to the server of TRACKIO_SERVER_URL (with TRACKIO_WRITE_TOKEN) if that is set, otherwise to the
+    /// inbox in TRACKIO_DIR, which trackio's dashboard reads.
+    #[arg(long, value_name = "PROJECT")]
+    pub trackio: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -125,7 +117,7 @@ pub struct ConfigArgs {
     /// Config values as key=value, such as `epochs=30` or `actor_critic.schedule.learning_rate=5e-4`; `iris config` lists all keys.
     pub overrides: Vec<String>,
 
-    /// Preset to start from: tiny, atari-small, atari-100k, atari-100k-64tokens or atari-10m.
+    /// Preset to start from: tiny, atari-small, atari-100k, atari-100k-release, atari-100k-64tokens or atari-10m.
     #[arg(long, default_value = "tiny")]
     pub preset: String,
 
@@ -150,7 +142,8 @@ fn up_to(most: u64) -> RangedU64ValueParser<usize> {
 /// Train an agent: by default a small one on `arcade/catch`, in minutes.
 ///
 /// Every epoch collects steps of the game, then updates the tokenizer, the world model and, inside the world model, the policy. The run folder holds the
-/// config, metrics (JSON lines and TensorBoard), pictures of reconstructions and dreams, the replay, and the last two checkpoints.
+/// config, metrics (JSON lines and TensorBoard), pictures of reconstructions and dreams, the newest and the best episodes, the replay, and the last two
+/// checkpoints.
 ///
 /// A few steps are timed before the run starts, to say how long it will take.
 ///
@@ -174,77 +167,41 @@ pub struct TrainArgs {
     #[arg(long, value_name = "PARTS", conflicts_with = "resume")]
     pub init_parts: Option<String>,
 
+    /// Begin the replay with these episodes: a run, a folder of .npz files as the studio writes them from play by hand, or one .npz file of
+    /// `export-episodes`; short for replay.from=PATH. Not needed to resume.
+    #[arg(long, value_name = "PATH", conflicts_with = "resume")]
+    pub replay: Option<String>,
+
     /// Continue the run in this folder from its last finished epoch; its config is kept, except that `epochs=N` may raise the number of epochs. The device may be
     /// another.
     #[arg(long, value_name = "RUN", conflicts_with_all = ["preset", "config", "env", "seed", "out"])]
     pub resume: Option<PathBuf>,
 
+    /// With --out: start the run, or go on with it where it was begun, so that one command does for both. A finished run is left as it is. Other settings than those
+    /// that the run was begun with are refused, except for more epochs.
+    #[arg(long = "continue", requires = "out")]
+    pub go_on: bool,
+
     /// With --resume: forget episodes of the replay whose files are damaged or cut off, and continue without them.
     #[arg(long, requires = "resume")]
     pub forget_damaged: bool,
 
-    #[command(flatten)]
-    pub device: DeviceArgs,
-}
-
-/// Roll a trained world model out and draw what it imagines.
-///
-/// Starts from a frame of the run's replay, or of an evaluation game (temperature 0.5) that is played first: with `--test`, and always for an imported
-/// agent, which needs `--env GAME`. Writes `dream.png`, one row per future, and `dream.gif`, the same as an animation.
-///
-/// The first row (or place) is what really followed. A yellow bar under a frame is a reward, a blue one a penalty, a red border the end, a green one a
-/// frame that the dream was conditioned on. The run may be going on.
-#[derive(clap::Args)]
-pub struct DreamArgs {
-    /// Run folder, or the folder of an imported agent.
-    pub run: PathBuf,
-
-    /// Play this game and start from it; an imported agent needs it.
-    #[arg(long, value_name = "GAME")]
-    pub env: Option<String>,
-
-    /// Start from an evaluation game, whose frames the run never trained on; the seed chooses the game.
+    /// Serve a page that shows the run while it trains, and print its address; `studio` does the same for all runs.
     #[arg(long)]
-    pub test: bool,
+    pub studio: bool,
 
-    /// Frames to condition on: the world model sees them with the actions between them, the policy the same frames and none before; the paper's figure 3
-    /// has 2. By default one frame, before which the policy sees its burn-in frames as in training.
-    #[arg(long, value_name = "C", value_parser = up_to(1000))]
-    pub context: Option<usize>,
-
-    /// Who acts: `policy`, `recorded` for the actions that were really taken, or names of actions such as `left,left,stay`, of which the last is repeated.
-    #[arg(long, default_value = "policy")]
-    pub actions: String,
-
-    /// Futures to imagine from the same frame.
-    #[arg(long, default_value_t = Self::FUTURES, value_parser = up_to(100))]
-    pub futures: usize,
-
-    /// Imagined steps; by default as many as the world model remembers beside the context.
-    #[arg(long, value_parser = up_to(10_000))]
-    pub steps: Option<usize>,
-
-    /// Number of the step in the replay or the game to start from; chosen by the seed if not given.
-    #[arg(long)]
-    pub from: Option<usize>,
-
-    /// Temperature the policy samples at; 0 always takes the best action.
-    #[arg(long, default_value_t = 1.0)]
-    pub temperature: f32,
-
-    #[arg(long, default_value_t = 0)]
-    pub seed: u64,
-
-    /// Folder to write to; by default one in `dreams` in the run's folder, called after the step, the seed and what else was asked for.
-    #[arg(long)]
-    pub out: Option<PathBuf>,
+    /// With --studio: port of the page; by default 4747, or any other where that is taken.
+    #[arg(long, requires = "studio")]
+    pub port: Option<u16>,
 
     #[command(flatten)]
     pub device: DeviceArgs,
-}
 
-impl DreamArgs {
-    pub const FUTURES: usize = 4;
+    #[command(flatten)]
+    pub memory: MemoryArgs,
+
+    #[command(flatten)]
+    pub trackio: TrackioArgs,
 }
 
 /// Play whole games with a trained agent and print how well it does.
@@ -316,35 +273,9 @@ pub struct ReconstructArgs {
     pub device: DeviceArgs,
 }
 
-/// Play one game with a trained agent and write it as an animation.
-///
-/// The GIF has three panels: the game as a person sees it, the frame that the network gets, and what is left of it after encoding and decoding, which is
-/// what the policy sees. A yellow bar under them is a reward, a blue one a penalty, a red border the end.
-#[derive(clap::Args)]
-pub struct RecordArgs {
-    #[command(flatten)]
-    pub player: PlayerArgs,
-
-    /// GIF to write.
-    #[arg(long, default_value = "episode.gif")]
-    pub out: PathBuf,
-
-    /// Steps per second. The time of a step is rounded to hundredths of a second; 15 steps are a second of Atari.
-    #[arg(long, default_value_t = 15, value_parser = value_parser!(u16).range(1..=50))]
-    pub fps: u16,
-
-    /// Write step, action, reward, the critic's value and the return so far above the panels.
-    #[arg(long)]
-    pub header: bool,
-
-    /// Steps after which the recording stops.
-    #[arg(long, default_value_t = 1000, value_parser = up_to(30_000))]
-    pub steps: usize,
-}
-
 /// Turn a checkpoint of the reference release (PyTorch) into an agent.
 ///
-/// Reads `last.pt` as the reference release's `torch.save` wrote it, or the safetensors that `export` writes. No code of the file is executed, and
+/// Reads `last.pt` as `torch.save` wrote it, or the safetensors that `export` writes. No code of the file is executed, and
 /// anything but tensors is refused.
 #[derive(clap::Args)]
 pub struct ImportArgs {
@@ -353,6 +284,24 @@ pub struct ImportArgs {
 
     /// Folder for the agent.
     #[arg(long)]
+    pub out: PathBuf,
+}
+
+/// Make the pretrained perceptual network of the paper from the two files it is published in.
+///
+/// VGG is torchvision's VGG16 (`vgg16-397923af.pth`), LPIPS the channel weights of LPIPS 0.1 (`vgg.pth`); both as `torch.save` wrote them, also before
+/// PyTorch 1.6, or as safetensors with the same names. `train` uses the result with `tokenizer.perceptual=DIR`. The output says whether the files are the
+/// published ones; others are read too. No code of the files is executed, and anything but tensors is refused.
+#[derive(clap::Args)]
+pub struct ImportPerceptualArgs {
+    /// State dict of torchvision's VGG16, with or without its classifier.
+    pub vgg: PathBuf,
+
+    /// State dict of LPIPS's linear layers.
+    pub lpips: PathBuf,
+
+    /// Folder for the network.
+    #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
 }
 
@@ -367,26 +316,13 @@ pub struct ExportArgs {
     pub agent: PathBuf,
 
     /// File to write, such as last.safetensors.
-    #[arg(long)]
-    pub out: PathBuf,
-}
+    #[arg(long, required_unless_present = "hub")]
+    pub out: Option<PathBuf>,
 
-/// Write a run's recorded episodes as NumPy arrays.
-///
-/// `numpy.load(FILE)` gives `observations` (uint8, [T, H, W, 3]), `actions`, `rewards`, `terminations` and `truncations` ([T]), and `episode_starts`, the index
-/// of each episode's first step. Observation t is the frame that action t was chosen from. The last episode may be unfinished. The run may be going on.
-#[derive(clap::Args)]
-pub struct ExportEpisodesArgs {
-    /// Run folder.
-    pub run: PathBuf,
-
-    /// File to write, such as episodes.npz.
-    #[arg(long)]
-    pub out: PathBuf,
-
-    /// Newest episodes to write; by default all that the replay holds.
-    #[arg(long, value_parser = up_to(u64::MAX))]
-    pub episodes: Option<usize>,
+    /// Instead, write a folder that can be published on the Hugging Face Hub: model card with results, networks, config, metrics, a recorded game and a dream. Takes a run
+    /// with any networks. Commands that take an agent take such a folder.
+    #[arg(long, value_name = "DIR", conflicts_with = "out")]
+    pub hub: Option<PathBuf>,
 }
 
 /// Time the paper-size networks and the games on this machine.
@@ -445,6 +381,7 @@ Without arguments it reproduces the paper's table and figures from the published
 
   iris report                                  the paper
   iris report --agents all                     every published agent
+  iris report --tables                         tables 7 and 8, too
   iris report mine.json --agents IRIS,STORM    your scores against two of them
   iris report runs --name mine                 your runs
 
@@ -463,7 +400,7 @@ pub struct ReportArgs {
     /// Score files, outputs of `iris eval --json`, run folders, or folders that hold runs.
     pub inputs: Vec<PathBuf>,
 
-    /// Published agents to show, separated by commas, or `all` or `none`; by default those of the paper.
+    /// Published agents to show, separated by commas, or `all` (with all 26 games) or `none`; by default those of the paper.
     #[arg(long, value_delimiter = ',', value_name = "A,B")]
     pub agents: Option<Vec<String>>,
 
@@ -485,6 +422,10 @@ pub struct ReportArgs {
     /// Random generator: `fast`, or `numpy` for the intervals that rliable prints after np.random.seed(SEED).
     #[arg(long, default_value = "fast")]
     pub rng: report::Rng,
+
+    /// Also print tables 7 and 8 of the paper: IRIS with 64 tokens per frame, and after 10M steps (give its scores as IRIS-10M.json).
+    #[arg(long)]
+    pub tables: bool,
 
     /// JSON file {"Game": [random, human]} with reference scores of games beyond the 26.
     #[arg(long, value_name = "FILE")]

@@ -3,21 +3,15 @@
 use std::path::Path;
 
 use agent::WorldModelConfig;
-use agent::train::TrainConfig;
+use agent::train::{AtariConfig, TrainConfig};
 use anyhow::{Context, Result, anyhow, bail};
+use envs::Game;
 use toml::{Table, Value};
 
+use crate::advice;
 use crate::args::ConfigArgs;
-use crate::output::say;
-
-/// Presets inside the binary.
-const PRESETS: [(&str, &str); 5] = [
-    ("tiny", include_str!("../presets/tiny.toml")),
-    ("atari-small", include_str!("../presets/atari-small.toml")),
-    ("atari-100k", include_str!("../presets/atari-100k.toml")),
-    ("atari-100k-64tokens", include_str!("../presets/atari-100k-64tokens.toml")),
-    ("atari-10m", include_str!("../presets/atari-10m.toml")),
-];
+use crate::output::{say, tell};
+use crate::presets;
 
 /// Key of a preset under which settings for single games stand.
 const GAMES: &str = "games";
@@ -30,8 +24,40 @@ const DEEPEST_KEY: usize = 16;
 
 /// `iris config`: the settings as a file that `--config` takes.
 pub fn print(args: &ConfigArgs) -> Result<()> {
-    say!("{}", document(&resolve(args)?)?.trim_end());
+    let mut config = requested(args)?;
+    let text = match actions_of(&config.env) {
+        Ok(actions) => {
+            config.agent.actions = actions;
+            document(&config)?
+        }
+        // A game that cannot be played here has a config all the same.
+        Err(error) => {
+            let reason = advice::with(error.to_string(), advice::on(&error));
+            tell!("note: agent.actions is left out, as only the game knows it: {reason}");
+            let line = format!("\nactions = {}\n", config.agent.actions);
+            document(&config)?.replacen(&line, "\n# actions\n", 1)
+        }
+    };
+    say!("{}", text.trim_end());
     Ok(())
+}
+
+/// What a user may not expect of a game that is played with other numbers of the Atari protocol.
+pub fn protocol_remark(config: &AtariConfig, game: &Game) -> Option<String> {
+    let [usual, chosen] = [&AtariConfig::default(), config].map(|c| toml::to_string(c).unwrap_or_default());
+    let (mut section, mut changed) = ("", Vec::new());
+    for (usual, chosen) in usual.lines().zip(chosen.lines()) {
+        if let Some(name) = chosen.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+            section = name;
+        } else if usual != chosen {
+            changed.push(format!("atari.{section}.{}", chosen.replacen(" = ", "=", 1)));
+        }
+    }
+    match (changed.join(", "), game.title()) {
+        (changed, _) if changed.is_empty() => None,
+        (changed, Some(_)) => Some(format!("the Atari protocol is not the paper's: {changed}")),
+        (changed, None) => Some(format!("{} is not an Atari game and ignores {changed}", game.name)),
+    }
 }
 
 /// The config as TOML, with what every key means.
@@ -54,16 +80,21 @@ pub fn document(config: &TrainConfig) -> Result<String> {
 
 /// What the arguments ask for, checked, with the game's number of actions.
 pub fn resolve(args: &ConfigArgs) -> Result<TrainConfig> {
-    let mut overrides = args.overrides.clone();
-    overrides.extend(args.env.iter().map(|env| format!("env={env}")));
-    overrides.extend(args.seed.iter().map(|seed| format!("seed={seed}")));
-    let mut config = combine(&args.preset, args.config.as_deref(), &overrides)?;
+    let mut config = requested(args)?;
     config.agent.actions = actions_of(&config.env)?;
     Ok(config)
 }
 
+/// The same without the number of actions.
+fn requested(args: &ConfigArgs) -> Result<TrainConfig> {
+    let mut overrides = args.overrides.clone();
+    overrides.extend(args.env.iter().map(|env| format!("env={env}")));
+    overrides.extend(args.seed.iter().map(|seed| format!("seed={seed}")));
+    combine(&args.preset, args.config.as_deref(), &overrides)
+}
+
 pub fn actions_of(env: &str) -> Result<usize> {
-    let game = envs::Game::find(env)?;
+    let game = Game::find(env)?;
     Ok((game.make)(envs::Purpose::Train)?.action_names().len())
 }
 
@@ -72,16 +103,7 @@ pub fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Resul
     let known = Value::try_from(TrainConfig::default())?;
     let mut accepted = known.clone();
     merge(accepted.as_table_mut().unwrap_or(&mut Table::new()), nested(DROPOUT, Value::Float(0.0)));
-    let text = PRESETS.iter().find(|(name, _)| *name == preset).map(|(_, text)| *text);
-    let Some(text) = text else {
-        let names = PRESETS.map(|(name, _)| name);
-        bail!(
-            "no preset is called `{preset}`; there are {}{}",
-            names.join(", "),
-            suggestion(preset, names.into_iter())
-        );
-    };
-    let mut chosen: Table = text.parse().with_context(|| format!("preset {preset}"))?;
+    let mut chosen: Table = presets::find(preset)?.parse().with_context(|| format!("preset {preset}"))?;
     let games = chosen.remove(GAMES);
     expand_dropout(&mut chosen);
     // Key by key: a part of a schedule that is left out is the paper's for that network, not that of any schedule.
@@ -115,7 +137,7 @@ pub fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Resul
     merge(&mut changes, single.clone());
     // What the preset says about the game comes before what the user says about anything.
     let env = changes.get("env").or(table.get("env")).and_then(Value::as_str).unwrap_or_default();
-    let game = envs::Game::find(env)?;
+    let game = Game::find(env)?;
     check_actions(&single, Some(env))?;
     if let Some(Value::Table(game)) = games.as_ref().and_then(|games| games.get(game.original_name())) {
         merge(&mut table, game.clone());
@@ -261,6 +283,28 @@ mod tests {
         expected.actor_critic.schedule.batch = 3;
         assert_eq!(config, expected);
         assert_eq!((config.tokenizer.schedule.batch, config.actor_critic.schedule.start_after), (256, 50));
+    }
+
+    #[test]
+    fn another_protocol_is_remarked() {
+        let remark = |env: &str, overrides: &[&str]| {
+            let overrides: Vec<String> =
+                [format!("env={env}")].into_iter().chain(overrides.iter().map(|s| s.to_string())).collect();
+            let config = combine("atari-100k", None, &overrides).unwrap();
+            protocol_remark(&config.atari, &config.game(None).unwrap())
+        };
+        assert_eq!((remark("Pong", &[]), remark("arcade/catch", &[])), (None, None));
+        let changed = ["atari.training.sticky=0.1", "atari.evaluation.noops=30"];
+        assert_eq!(
+            remark("Pong", &changed).unwrap(),
+            "the Atari protocol is not the paper's: atari.training.sticky=0.1, atari.evaluation.noops=30"
+        );
+        assert_eq!(
+            remark("arcade/catch", &changed[1..]).unwrap(),
+            "arcade/catch is not an Atari game and ignores atari.evaluation.noops=30"
+        );
+        let error = combine("tiny", None, &["atari.training.frame_skip=0".into()]).unwrap_err().to_string();
+        assert_eq!(error, "atari.training.frame_skip is 0, but must be at least 1");
     }
 
     /// `dropout` is one key of a file or an override, and three of the config.

@@ -1,6 +1,7 @@
 //! `iris dream`: what a trained world model imagines.
 
-use agent::picture::{Picture, Row, write_gif};
+use agent::animation::{Format, Pace, write_animation};
+use agent::picture::{Picture, Row};
 use agent::train::Run;
 use agent::{Acting, Agent, Rollout, Scenes, Stretch};
 use anyhow::{Context, Result, bail};
@@ -9,13 +10,15 @@ use envs::{Game, Purpose};
 
 use crate::args::DreamArgs;
 use crate::config::suggestion;
+use crate::digest::fnv1a;
 use crate::output::{say, tell, warn};
 use crate::progress::Progress;
+use crate::record::prepare;
 use crate::source::Source;
 use crate::words::counted;
 
-/// Hundredths of a second per step of the animation.
-const DELAY: u16 = 25;
+/// Of the animation.
+const PACE: Pace = Pace { seconds: 1, pictures: 4 };
 
 /// Steps of an evaluation game that are played to start from, where none is asked for.
 const PLAYED: usize = 1000;
@@ -34,6 +37,10 @@ struct Start {
 }
 
 pub fn run(args: DreamArgs) -> Result<()> {
+    let file = args.out.as_deref().filter(|out| Format::of(out).is_some() && !out.is_dir());
+    if let Some(file) = file {
+        prepare(file)?;
+    }
     let played = args.test || args.env.is_some() || Agent::is_in(&args.run);
     let Start { device, agent, game, from, stretch, burn_in } =
         if played { from_game(&args)? } else { from_replay(&args)? };
@@ -69,7 +76,7 @@ pub fn run(args: DreamArgs) -> Result<()> {
     let dreams = rollout.dreams(&starts, steps, acting, key, |done| progress.set(done))?;
     drop(progress);
     let mut rows = vec![Row::new("what followed", stretch.marked(marked.unwrap_or(0)))];
-    rows.extend(dreams.into_iter().zip(1..).map(|(cells, i)| Row::new(format!("future {i}"), cells)));
+    rows.extend(dreams.into_iter().zip(1..).map(|(dream, i)| Row::new(format!("future {i}"), dream.cells)));
     let said: Vec<String> = rows.iter().map(|row| format!("{:<14} {}", row.caption, in_words(row))).collect();
     if marked.is_some() {
         rows.iter_mut()
@@ -77,11 +84,16 @@ pub fn run(args: DreamArgs) -> Result<()> {
             .for_each(|row| row.caption += &format!(", {} given (green)", counted(context, "frame")));
     }
 
+    if let Some(file) = file {
+        write_animation(Picture::animation(&rows, size), PACE, file)?;
+        say!("{}\n{}", said.join("\n"), file.display());
+        return Ok(());
+    }
     let folder = args.out.clone().unwrap_or_else(|| args.run.join("dreams").join(name(&args, from, played)));
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let (strip, animation) = (folder.join("dream.png"), folder.join("dream.gif"));
     Picture::strip(&rows, size).write_png(&strip)?;
-    write_gif(Picture::animation(&rows, size), DELAY, &animation)?;
+    write_animation(Picture::animation(&rows, size), PACE, &animation)?;
     say!("{}\n{}\n{}", said.join("\n"), strip.display(), animation.display());
     Ok(())
 }
@@ -110,7 +122,7 @@ fn from_replay(args: &DreamArgs) -> Result<Start> {
     let scenes = Scenes { device: &device, agent: &agent, replay: &replay, burn_in };
     let from = start(args, &scenes, steps)?;
     let stretch = scenes.stretch(from, steps)?;
-    let game = Game::find(&config.env)?;
+    let game = config.game(None)?;
     Ok(Start { device, agent, game, from, stretch, burn_in })
 }
 
@@ -146,9 +158,7 @@ fn name(args: &DreamArgs, from: usize, played: bool) -> String {
         actions => {
             let actions = in_a_name(actions);
             // Names of files end somewhere; FNV-1a stands for a long one.
-            let hash = actions.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-                (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-            });
+            let hash = fnv1a(actions.as_bytes());
             name += &if actions.len() <= 60 { format!("-{actions}") } else { format!("-actions{hash:016x}") };
         }
     }
@@ -172,7 +182,7 @@ fn start(args: &DreamArgs, scenes: &Scenes, steps: usize) -> Result<usize> {
         return Ok(scenes.choose_start(&mut Rng::new(Key::new(args.seed, 1)), steps));
     };
     let episodes = &replay.table().episodes;
-    if !episodes.iter().any(|e| (e.start..e.start + e.len).contains(&from)) {
+    if !episodes.iter().any(|e| e.step_of(from).is_some()) {
         let first = episodes.first().map_or(0, |e| e.start);
         bail!("--from {from} is not in the replay; it holds steps {first} to {}", replay.table().records - 1);
     }

@@ -1,13 +1,14 @@
 //! `iris eval`: how well an agent plays.
 
 use std::fmt::Write;
+use std::path::Path;
 
 use agent::{Player, evaluation_seed};
 use anyhow::Result;
 use engine::Key;
 use envs::Game;
 
-use crate::args::EvalArgs;
+use crate::args::{EvalArgs, PlayerArgs};
 use crate::output::say;
 use crate::progress::Progress;
 use crate::source::Source;
@@ -24,7 +25,10 @@ pub fn run(args: EvalArgs) -> Result<()> {
     })?;
     drop(progress);
     match args.json {
-        true => say!("{}", json(&args, &game, &returns)),
+        true => {
+            let PlayerArgs { run, temperature, seed, .. } = &args.player;
+            say!("{}", json(&game, run, *temperature, *seed, &returns));
+        }
         false => {
             let (temperature, seed) = (args.player.temperature, args.player.seed);
             let games = counted(returns.len(), "game");
@@ -46,14 +50,15 @@ fn standard_error(returns: &[f32]) -> Option<f32> {
     (returns.len() > 1).then(|| (spread / count).sqrt())
 }
 
-fn json(args: &EvalArgs, game: &Game, returns: &[f32]) -> serde_json::Value {
+/// What `iris report` reads.
+pub fn json(game: &Game, run: &Path, temperature: f32, seed: u64, returns: &[f32]) -> serde_json::Value {
     let mean = mean(returns);
     serde_json::json!({
         "env": game.name,
-        "run": args.player.run.display().to_string(),
-        "episodes": args.episodes,
-        "temperature": args.player.temperature,
-        "seed": args.player.seed,
+        "run": run.display().to_string(),
+        "episodes": returns.len(),
+        "temperature": temperature,
+        "seed": seed,
         "mean": mean,
         "standard_error": standard_error(returns),
         "progress": game.progress(mean),

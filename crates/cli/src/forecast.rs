@@ -8,7 +8,7 @@ use agent::train::{
 use agent::{Acting, Agent, Dreamer, Perceptual, Player};
 use anyhow::Result;
 use engine::{Adam, Buffer, Device, Key};
-use envs::{Game, Purpose, Random};
+use envs::{Purpose, Random};
 
 use crate::pace::{Forecast, steps_left};
 
@@ -35,7 +35,9 @@ pub fn forecast(device: &Device, config: &TrainConfig, epoch: usize) -> Result<O
     let [alone, frame] = trial.acting()?;
     let random = config.collection.random_epochs.min(config.epochs).saturating_sub(epoch) as f64;
     let played = config.collection.epochs.min(config.epochs).saturating_sub(epoch).max(1) as f64;
-    forecast.insert(Phase::Collection, step + alone * (1.0 - (random / played).min(1.0)));
+    // Games side by side share a pass of the policy.
+    let act = (alone / config.collection.envs as f64).max(frame);
+    forecast.insert(Phase::Collection, step + act * (1.0 - (random / played).min(1.0)));
     forecast.insert(Phase::Evaluation, length * (step + frame));
     let [encoded, decoded] = frames_to_look_at(config, epoch);
     let mut extra = encoded * frame * ENCODING;
@@ -217,7 +219,7 @@ impl Trial<'_> {
     /// Seconds of a step of the game, and the steps of a whole game by random play.
     fn game(&mut self) -> Result<(f64, f64)> {
         let size = self.config.agent.tokenizer.frame_size;
-        let mut env = Game::find(&self.config.env)?.make(Purpose::Evaluate, size)?;
+        let mut env = self.config.game(None)?.make(Purpose::Evaluate, size)?;
         let (actions, mut frame) = (env.action_names().len(), vec![0; size * size * 3]);
         let mut games = 0;
         let start = Instant::now();

@@ -6,6 +6,7 @@ mod bench;
 mod config;
 mod convert;
 mod device;
+mod digest;
 mod doctor;
 mod dream;
 mod eval;
@@ -13,8 +14,11 @@ mod export_episodes;
 mod forecast;
 #[doc(hidden)]
 pub mod fuzzing;
+mod hub;
+mod mistyped;
 mod output;
 mod pace;
+mod presets;
 mod progress;
 mod reconstruct;
 mod record;
@@ -22,9 +26,13 @@ mod report;
 mod selftest;
 mod signals;
 mod source;
+mod studio;
+mod sweep;
+mod trackio;
 mod train;
 mod words;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -33,15 +41,15 @@ use output::{say, tell};
 
 /// What the user typed becomes a validated command, and its result an exit code.
 pub fn main() -> ExitCode {
-    let args = args::Args::try_parse().unwrap_or_else(|error| args::refuse(error));
-    if let Some(folder) = args.roms {
+    let args = args::Args::try_parse().unwrap_or_else(|error| mistyped::refuse(error));
+    if let Some(folder) = &args.roms {
         envs::atari::set_rom_folder(folder);
     }
-    match run(args.command) {
+    match run(args.command, args.roms.as_deref()) {
         Ok(Ended::Done) => ExitCode::SUCCESS,
         Ok(Ended::Stopped) => ExitCode::from(signals::STOPPED),
         Err(error) => {
-            tell!("error: {}", advice::with(in_one_line(&error), advice::on(&error)));
+            tell!("error: {}", in_words(&error));
             ExitCode::FAILURE
         }
     }
@@ -54,9 +62,10 @@ enum Ended {
     Stopped,
 }
 
-fn run(command: args::Command) -> Result<Ended> {
+fn run(command: args::Command, roms: Option<&Path>) -> Result<Ended> {
     match command {
         args::Command::Train(args) => return train::run(args),
+        args::Command::Sweep(args) => return sweep::run(args.command, roms),
         args::Command::Eval(args) => eval::run(args)?,
         args::Command::Reconstruct(args) => reconstruct::run(args)?,
         args::Command::Record(args) => record::run(args)?,
@@ -64,10 +73,12 @@ fn run(command: args::Command) -> Result<Ended> {
         args::Command::Envs => list_games(),
         args::Command::Config(args) => config::print(&args)?,
         args::Command::Import(args) => convert::import(args)?,
+        args::Command::ImportPerceptual(args) => convert::import_perceptual(args)?,
         args::Command::Export(args) => convert::export(args)?,
         args::Command::ExportEpisodes(args) => export_episodes::run(args)?,
         args::Command::Bench(args) => bench::run(args)?,
         args::Command::Report(args) => report::run(args)?,
+        args::Command::Studio(args) => studio::run(args)?,
         args::Command::Doctor => doctor::run()?,
         args::Command::Selftest(args) => selftest::run(args)?,
     }
@@ -94,6 +105,11 @@ fn list_games() {
             "note: games marked (not in this build) need the Atari emulator: run scripts/atari, then build with --features atari"
         );
     }
+}
+
+/// An error with what to do about it.
+fn in_words(error: &anyhow::Error) -> String {
+    advice::with(in_one_line(error), advice::on(error))
 }
 
 /// An error and its causes. Many errors of the libraries name their cause themselves: it is not said twice.

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::sync::Mutex;
 
 use anyhow::{Result, bail};
-use report::{Report, Request, Settings};
+use report::{Report, Request, Settings, VariantTable};
 
 use crate::args::ReportArgs;
 use crate::output::{say, tell};
@@ -27,8 +27,10 @@ pub fn run(args: ReportArgs) -> Result<()> {
         built_in: own.map(known).collect(),
     };
     let settings = Settings { replicates: args.reps, seed: args.seed, rng: args.rng };
+    let gathered = report::gather(&request)?;
+    let variants = if args.tables { report::variant_tables(&gathered)? } else { Vec::new() };
     let watch = Watch::new();
-    let report = Report::watched(report::gather(&request)?, settings, &|what, done, total| {
+    let report = Report::watched(gathered, settings, &|what, done, total| {
         watch.progress(what, done, total);
     })?;
     drop(watch);
@@ -36,6 +38,14 @@ pub fn run(args: ReportArgs) -> Result<()> {
     let files = report::write(&report, &args.out)?;
     let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     say!("{}", report::terminal(&report, colour).trim_end());
+    for VariantTable { title, variant, text, has_games } in &variants {
+        say!("\n{title}\n{}", text.trim_end());
+        if !has_games {
+            tell!(
+                "note: {title}: only the aggregates that the paper prints, the scores of the 26 games are not part of this program; give them as a score file {variant}.json"
+            );
+        }
+    }
     for note in &report.notes {
         tell!("note: {note}");
     }

@@ -17,6 +17,11 @@ impl Stop {
         self.0.load(Ordering::Relaxed)
     }
 
+    /// Asks for the end, as a signal does.
+    pub fn ask(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
     /// Listens from now on. The first signal asks for the end, the second one ends the process.
     #[cfg(unix)]
     pub fn listen() -> Result<Stop> {
@@ -33,14 +38,15 @@ impl Stop {
         let stop = Stop::default();
         let asked = stop.clone();
         let wait = move || {
+            let mut heard = false;
             for signal in signals.forever() {
-                if asked.0.load(Ordering::Relaxed) {
+                if std::mem::replace(&mut heard, true) {
                     // A run survives being killed at any moment. Shells add 128 to the signal, too.
                     std::process::exit(128 + signal);
                 }
                 // First: a run that stops at once ends the process.
                 announce();
-                asked.0.store(true, Ordering::Relaxed);
+                asked.ask();
             }
         };
         let thread = std::thread::Builder::new().name("signals".into()).spawn(wait);

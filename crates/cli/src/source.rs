@@ -1,4 +1,4 @@
-//! Loads the agent that a command uses: from a run, or from a folder that `iris import` made.
+//! Loads the agent that a command uses: from a run, or from a folder that `iris import` or `iris export --hub` made.
 
 use std::path::Path;
 
@@ -9,6 +9,8 @@ use engine::Device;
 use envs::{Game, Purpose};
 
 use crate::args::{DeviceArgs, PlayerArgs};
+use crate::config::protocol_remark;
+use crate::hub;
 use crate::output::{tell, warn};
 
 /// Burn-in frames of the paper's table 4.
@@ -31,14 +33,25 @@ impl Source {
 
     pub fn open(folder: &Path, env: Option<&str>, on: &DeviceArgs) -> Result<Source> {
         let device = on.open()?;
-        let (agent, game, burn_in) = match (Agent::is_in(folder), env) {
-            (true, Some(env)) => (Agent::load(&device, folder)?.0, Game::find(env)?, PAPER_BURN_IN),
-            (true, None) => {
-                bail!("{} holds an agent without the name of its game: add --env GAME", folder.display())
+        let (agent, config) = match Agent::is_in(folder) {
+            true => {
+                let config = hub::config_of(folder)?;
+                (Agent::load(&device, folder)?.0, config)
             }
-            (false, _) => {
+            false => {
                 let (config, agent) = Run::newest_agent(&device, folder, warn)?;
-                (agent, Game::find(env.unwrap_or(&config.env))?, config.actor_critic.burn_in)
+                (agent, Some(config))
+            }
+        };
+        let (game, burn_in) = match (config, env) {
+            (Some(config), env) => {
+                let game = config.game(env)?;
+                protocol_remark(&config.atari, &game).iter().for_each(|remark| tell!("note: {remark}"));
+                (game, config.actor_critic.burn_in)
+            }
+            (None, Some(env)) => (Game::find(env)?, PAPER_BURN_IN),
+            (None, None) => {
+                bail!("{} holds an agent without the name of its game: add --env GAME", folder.display())
             }
         };
         let env = game.make(Purpose::Evaluate, agent.config.tokenizer.frame_size)?;

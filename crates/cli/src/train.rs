@@ -1,5 +1,7 @@
 //! `iris train`: a run from its config to its end, with progress.
 
+mod go_on;
+
 use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
@@ -18,21 +20,48 @@ use crate::output::{pasteable, program, say, tell, warn};
 use crate::pace::Pace;
 use crate::progress::{Lines, Progress};
 use crate::signals::Stop;
-use crate::words::{counted, duration};
-use crate::{Ended, config, forecast};
+use crate::trackio::Tracker;
+use crate::words::{calendar, counted, duration};
+use crate::{Ended, config, forecast, presets, studio};
 
 pub fn run(args: TrainArgs) -> Result<Ended> {
     // First: whoever stops a run while it is being prepared gets the same answer.
-    let stop = Stop::listen()?;
-    let device = args.device.open()?;
-    let (mut run, mut trainer) = match &args.resume {
-        Some(folder) => resume(&args, &device, folder)?,
-        None => create(&args, &device)?,
+    watched(args, Stop::listen()?, None)
+}
+
+/// How far a run is.
+pub struct Moment {
+    /// Finished epochs.
+    pub epoch: usize,
+    pub epochs: usize,
+    pub phase: &'static str,
+    /// Steps of the phase.
+    pub done: usize,
+    pub total: usize,
+    /// Seconds of the run.
+    pub left: Option<f64>,
+}
+
+/// Hears how far a run is.
+type Listener<'a> = &'a mut dyn FnMut(Moment);
+
+/// Trains a run until it is over or asked to stop. A listener hears how far it is.
+pub fn watched(args: TrainArgs, stop: Stop, listener: Option<Listener>) -> Result<Ended> {
+    let device = args.device.open()?.with_memory(args.memory.gpu_memory);
+    if args.memory.gpu_memory.is_some() && !device.is_gpu() {
+        tell!("note: --gpu-memory changes nothing on the CPU");
+    }
+    let port = studio::port_beside(&args)?;
+    let begun = args.out.as_deref().filter(|folder| args.go_on && Run::is_in(folder));
+    let (mut run, mut trainer) = match (&args.resume, begun) {
+        (Some(folder), _) => resume(&args, &device, folder)?,
+        (None, Some(folder)) => go_on::resume(&args, &device, folder)?,
+        (None, None) => create(&args, &device)?,
     };
     let first = trainer.epoch;
     let (env, place) = (&trainer.config.env, args.device.describe(&device));
     tell!("{env} on {place}, in {}", run.folder().display());
-    if let Some(variant) = envs::Game::find(&trainer.config.env)?.variant() {
+    if let Some(variant) = trainer.game().variant() {
         tell!("{}: {variant}", trainer.config.env);
     }
     if first >= trainer.config.epochs {
@@ -44,15 +73,35 @@ pub fn run(args: TrainArgs) -> Result<Ended> {
         );
         return Ok(Ended::Done);
     }
-    remarks(&trainer.config).iter().for_each(|remark| tell!("note: {remark}"));
+    let protocol = config::protocol_remark(&trainer.config.atari, trainer.game());
+    let advised = presets::remark(&args.config, &args.device, device.is_gpu());
+    remarks(&trainer.config)
+        .iter()
+        .chain(&protocol)
+        .chain(&advised)
+        .for_each(|remark| tell!("note: {remark}"));
     if first == 0 && !trainer.config.init.from.is_empty() {
         let InitConfig { from, parts, crc32 } = &trainer.config.init;
         tell!("starts from {from} ({parts}; CRC-32 {crc32})");
     }
+    if first == 0 && !trainer.config.replay.from.is_empty() {
+        let (steps, episodes) = (trainer.replay.steps(), trainer.replay.table().episodes.len());
+        tell!(
+            "begins with {} of {} from {}",
+            counted(steps, "step"),
+            counted(episodes, "episode"),
+            trainer.config.replay.from
+        );
+    }
     for reason in trainer.config.agent.slow_paths(&device) {
         tell!("note: slower than it could be: {reason}");
     }
+    let _page = port.map(|port| studio::beside(port, run.folder(), &device)).transpose()?;
     let mut watch = Watch::new(run.folder(), stop, &trainer);
+    watch.listener = listener;
+    if let Some(project) = &args.trackio.trackio {
+        watch.tracker = Some(Tracker::new(project, run.folder(), &trainer.config)?);
+    }
     watch.forecast(&device);
     match train(&mut run, &mut trainer, &mut watch) {
         Err(TrainError::Interrupted) => {
@@ -99,17 +148,7 @@ fn raised_epochs(overrides: &[String]) -> Result<Option<usize>> {
 }
 
 fn create(args: &TrainArgs, device: &Device) -> Result<(Run, Trainer)> {
-    let mut config = config::resolve(&args.config)?;
-    if let Some(source) = &args.init {
-        config.init = InitConfig { from: source.clone(), crc32: String::new(), ..config.init };
-    }
-    if let Some(parts) = &args.init_parts {
-        config.init.parts = parts.clone();
-    }
-    config.validate()?;
-    if args.init_parts.is_some() && config.init.from.is_empty() {
-        bail!("--init-parts says what to take from another agent: add --init AGENT_OR_RUN");
-    }
+    let mut config = asked_for(args)?;
     config.init.resolve(device, warn)?;
     let text = config::document(&config)?;
     if let Some(folder) = &args.out {
@@ -117,6 +156,26 @@ fn create(args: &TrainArgs, device: &Device) -> Result<(Run, Trainer)> {
     }
     let folder = RemovedIfEmpty(new_folder(&config)?);
     Ok(Run::create(device, config, &text, &folder.0, warn)?)
+}
+
+/// The config that the arguments describe.
+fn asked_for(args: &TrainArgs) -> Result<TrainConfig> {
+    let mut config = config::resolve(&args.config)?;
+    presets::check(&args.config, &config)?;
+    if let Some(source) = &args.init {
+        config.init = InitConfig { from: source.clone(), crc32: String::new(), ..config.init };
+    }
+    if let Some(parts) = &args.init_parts {
+        config.init.parts = parts.clone();
+    }
+    if let Some(source) = &args.replay {
+        config.replay.from.clone_from(source);
+    }
+    config.validate()?;
+    if args.init_parts.is_some() && config.init.from.is_empty() {
+        bail!("--init-parts says what to take from another agent: add --init AGENT_OR_RUN");
+    }
+    Ok(config)
 }
 
 /// The folder of a run that may never begin.
@@ -162,6 +221,12 @@ fn remarks(config: &TrainConfig) -> Vec<String> {
                 "the {network} does not learn in {epochs} epochs: {network}.schedule.start_after is {start}"
             ));
         }
+    }
+    if config.tokenizer.perceptual == "random" {
+        remarks.push(format!(
+            "the perceptual network is random, that of the paper was trained on photographs: `{} import-perceptual` makes it (docs/training.md)",
+            program()
+        ));
     }
     let tokenizer = &config.agent.tokenizer;
     let sides: Vec<usize> = (0..tokenizer.resolutions).map(|level| tokenizer.frame_size >> level).collect();
@@ -218,27 +283,10 @@ fn note_learning_rates(trainer: &Trainer, before: usize) {
     }
 }
 
-/// Seconds since 1970 as date and time of day (UTC), in a form that sorts.
-fn calendar(seconds: u64) -> String {
-    let (mut days, time) = (seconds / 86_400, seconds % 86_400);
-    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    let mut year = 1970;
-    while days >= 365 + u64::from(leap(year)) {
-        days -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let mut month = 0;
-    let lengths = [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
-    while days >= lengths[month] {
-        days -= lengths[month];
-        month += 1;
-    }
-    let (hours, minutes, seconds) = (time / 3600, time / 60 % 60, time % 60);
-    format!("{year}{:02}{:02}-{hours:02}{minutes:02}{seconds:02}", month + 1, days + 1)
-}
-
 /// Shows progress, and stops the run when the user asks for it.
-struct Watch {
+struct Watch<'a> {
+    listener: Option<Listener<'a>>,
+    tracker: Option<Tracker>,
     folder: PathBuf,
     started: Instant,
     stop: Stop,
@@ -257,10 +305,12 @@ struct Watch {
     last: Vec<(String, f64)>,
 }
 
-impl Watch {
-    fn new(folder: &Path, stop: Stop, trainer: &Trainer) -> Watch {
+impl Watch<'_> {
+    fn new(folder: &Path, stop: Stop, trainer: &Trainer) -> Self {
         let now = Instant::now();
         Watch {
+            listener: None,
+            tracker: None,
             folder: folder.into(),
             started: now,
             stop,
@@ -366,6 +416,10 @@ impl Watch {
             self.bar = Some(Progress::after(phase.name(), total, self.lines));
         }
         let left = self.pace.left(&self.config, self.epoch);
+        if let Some(listener) = &mut self.listener {
+            let (epoch, epochs, phase) = (self.epoch, self.config.epochs, phase.name());
+            listener(Moment { epoch, epochs, phase, done, total, left });
+        }
         if let Some(bar) = &self.bar {
             bar.note(left.map_or(String::new(), |left| format!("run: {} left", duration(left))));
             bar.set(done);
@@ -377,6 +431,9 @@ impl Watch {
     }
 
     fn saved(&mut self, epoch: usize) {
+        if let Some(tracker) = &mut self.tracker {
+            tracker.log(epoch, &self.last);
+        }
         self.count("pictures and checkpoints");
         (self.epoch, self.doing) = (epoch, None);
         self.pace.begin_epoch();
@@ -401,7 +458,7 @@ impl Watch {
     }
 }
 
-impl Observer for Watch {
+impl Observer for Watch<'_> {
     fn event(&mut self, event: Event) -> ControlFlow<()> {
         // Before anything is printed: who answers a line with a signal finds the next step under way.
         let stop = self.stop.is_asked_for();
@@ -421,15 +478,5 @@ impl Observer for Watch {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn run_folders_are_named_by_date() {
-        assert_eq!(super::calendar(0), "19700101-000000");
-        assert_eq!(super::calendar(951_827_696), "20000229-123456");
-        assert_eq!(super::calendar(1_767_225_599), "20251231-235959");
     }
 }

@@ -26,6 +26,44 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
+/// Bytes of "12GiB", "800M" or "1.5GB": without an i the units are powers of 1000.
+pub fn parse_size(text: &str) -> Result<usize, String> {
+    let text = text.trim();
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let factor: f64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "b" => 1.0,
+        "mib" => 1024f64.powi(2),
+        "gib" => 1024f64.powi(3),
+        "m" | "mb" => 1e6,
+        "g" | "gb" => 1e9,
+        _ => return Err("write a number and a unit, such as 12GiB or 800MB".into()),
+    };
+    match number.parse::<f64>() {
+        Ok(number) if number > 0.0 && number * factor < 1e15 => Ok((number * factor) as usize),
+        _ => Err("write a size above 0, such as 12GiB".into()),
+    }
+}
+
+/// Seconds since 1970 as date and time of day (UTC), in a form that sorts.
+pub fn calendar(seconds: u64) -> String {
+    let (mut days, time) = (seconds / 86_400, seconds % 86_400);
+    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let mut year = 1970;
+    while days >= 365 + u64::from(leap(year)) {
+        days -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let mut month = 0;
+    let lengths = [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    while days >= lengths[month] {
+        days -= lengths[month];
+        month += 1;
+    }
+    let (hours, minutes, seconds) = (time / 3600, time / 60 % 60, time % 60);
+    format!("{year}{:02}{:02}-{hours:02}{minutes:02}{seconds:02}", month + 1, days + 1)
+}
+
 /// How fast something goes: "120/s", "17.1/s", or "2.5 s each" where one takes longer than a second.
 pub fn rate(per_second: f64) -> String {
     match per_second {
@@ -56,6 +94,22 @@ mod tests {
             (86_400.0 * 3653.0, "10 years"),
         ] {
             assert_eq!(duration(seconds), words);
+        }
+    }
+
+    #[test]
+    fn times_of_day_sort() {
+        assert_eq!(calendar(0), "19700101-000000");
+        assert_eq!(calendar(951_827_696), "20000229-123456");
+        assert_eq!(calendar(1_767_225_599), "20251231-235959");
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        let sizes = ["12GiB", "1.5 GB", "800m", "7B"].map(|text| parse_size(text).unwrap());
+        assert_eq!(sizes, [12 << 30, 1_500_000_000, 800_000_000, 7]);
+        for nonsense in ["12", "GiB", "0GiB", "-1GiB", "1e9", "1..2GiB", "12TiB", "", "9999999GiB"] {
+            assert!(parse_size(nonsense).is_err(), "{nonsense}");
         }
     }
 

@@ -82,17 +82,61 @@ fn a_killed_run_finds_its_way_back_into_the_game() {
 #[test]
 fn a_missing_rom_is_named_with_the_places_looked_at() {
     let scratch = Scratch::new("roms");
-    let output = iris()
-        .args(["--roms", "no/such/folder", "config", "--env", "atari/Pong"])
-        .env("IRIS_ALE_DIR", scratch.0.join("nothing"))
-        .env("ALE_ROM_PATH", &scratch.0)
+    let run = scratch.0.join("run");
+    let output = |command: &[&str]| {
+        let mut iris = iris();
+        iris.args(["--roms", "no/such/folder"]).args(command).args(["--env", "atari/Pong"]);
+        iris.env("IRIS_ALE_DIR", scratch.0.join("nothing")).env("ALE_ROM_PATH", &scratch.0);
         // Nor any ale-py that this machine may have.
-        .env("HOME", &scratch.0)
-        .env("PATH", &scratch.0)
-        .env_remove("VIRTUAL_ENV")
-        .env_remove("CONDA_PREFIX")
-        .output()
-        .unwrap();
-    let text = stderr(&output);
-    assert!(!output.status.success() && text.contains("there is no pong.bin in no/such/folder"), "{text}");
+        iris.env("HOME", &scratch.0).env("PATH", &scratch.0);
+        iris.env_remove("VIRTUAL_ENV").env_remove("CONDA_PREFIX").output().unwrap()
+    };
+    let missing = "there is no pong.bin in no/such/folder";
+    let refused = output(&["train", "--out", run.to_str().unwrap()]);
+    assert!(!refused.status.success() && stderr(&refused).contains(missing), "{}", stderr(&refused));
+    assert!(!run.exists());
+    // The config does not need the game.
+    let printed = output(&["config"]);
+    assert!(printed.status.success() && stderr(&printed).contains(missing), "{}", stderr(&printed));
+    assert!(stderr(&printed).starts_with("note: agent.actions is left out"), "{}", stderr(&printed));
+}
+
+/// The protocol's numbers are the run's, in every command that plays its game.
+#[test]
+fn a_run_plays_by_the_protocol_of_its_config() {
+    let scratch = Scratch::new("protocol");
+    let run = scratch.0.join("run");
+    // 20 steps of training, and a no-op and 10 steps of evaluation.
+    let protocol = [
+        "atari.training.noops=0",
+        "atari.training.frame_skip=2",
+        "atari.training.time_limit=40",
+        "atari.evaluation.time_limit=41",
+    ];
+    let output = train(&run, 50).args(protocol).args(["epochs=2", "agent.tokenizer.frame_size=32"]).output();
+    let output = output.unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("the Atari protocol is not the paper's: atari.training.noops=0"));
+    let lengths = |epoch: usize| -> Vec<u64> {
+        let path = run.join(format!("checkpoints/{epoch:06}/state.json"));
+        let state: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let episodes = state["replay"]["episodes"].as_array().unwrap();
+        episodes.iter().map(|episode| episode["len"].as_u64().unwrap()).collect()
+    };
+    assert_eq!(lengths(2), [20; 5]);
+    let resumed = iris().args(["train", "epochs=3", "--resume"]).arg(&run).output().unwrap();
+    assert!(resumed.status.success(), "{}", stderr(&resumed));
+    assert_eq!(lengths(3), [20, 20, 20, 20, 20, 20, 20, 10]);
+
+    let played = |arguments: &[&str]| {
+        let output = iris().args(arguments).arg(&run).current_dir(&scratch.0).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(stderr(&output).contains("atari.evaluation.time_limit=41"), "{}", stderr(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let recorded = played(&["record", "--out", "film.gif"]);
+    assert!(recorded.starts_with("10 steps of atari/Qbert"), "{recorded}");
+    played(&["eval", "--episodes", "2"]);
+    let output = iris().args(["dream", "--test", "--from", "10"]).arg(&run).output().unwrap();
+    assert!(stderr(&output).contains("the end of the game, which lasted 10 steps"), "{}", stderr(&output));
 }

@@ -1,6 +1,9 @@
 //! `iris import` and `iris export`, as a user runs them, on a file that `torch.save` wrote (`checkpoints/make_checkpoints.py`).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "common/release.rs"]
+mod release;
+
 use std::io::{Cursor, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -100,15 +103,6 @@ fn a_checkpoint_comes_back_as_it_was() {
     let back = SafeTensors::deserialize(&bytes).unwrap();
     assert_eq!(back.len(), 217);
     // The values the script generates from names; one parameter of each layout.
-    let unit = |name: &str, index: u64| {
-        let seed = name
-            .bytes()
-            .fold(0xCBF2_9CE4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01B3));
-        let z = seed.wrapping_add((index + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        2.0 * (((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 24) as f32) - 1.0
-    };
     for (name, shape) in [
         ("tokenizer.encoder.conv_in.weight", vec![4, 3, 3, 3]),
         ("tokenizer.encoder.down.0.attn.0.q.weight", vec![4, 4, 1, 1]),
@@ -119,7 +113,7 @@ fn a_checkpoint_comes_back_as_it_was() {
         assert_eq!(tensor.shape(), shape);
         let scale = (3.0 / shape[1..].iter().product::<usize>() as f32).sqrt();
         for (i, value) in tensor.data().as_chunks::<4>().0.iter().enumerate() {
-            let (got, expected) = (f32::from_le_bytes(*value), unit(name, i as u64) * scale);
+            let (got, expected) = (f32::from_le_bytes(*value), release::unit(name, i as u64) * scale);
             assert!((got - expected).abs() <= 1e-6 * scale, "{name}[{i}]: {got} for {expected}");
         }
     }

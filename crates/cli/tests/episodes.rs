@@ -7,7 +7,7 @@ use std::io::Read;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Scratch, iris, stderr, train};
+use common::{Scratch, iris, kept_files, stderr, train};
 
 /// An array of an archive: its header's dictionary and its elements.
 fn array(npz: &Path, name: &str) -> (String, Vec<u8>) {
@@ -116,4 +116,91 @@ fn exports_that_cannot_be_are_refused() {
     assert_eq!(std::fs::read(&metrics).unwrap(), before);
     let said = refused(&scratch.0.join("missing").join("a.npz"));
     assert!(said.contains("cannot write ") && said.contains("a.npz"), "{said}");
+}
+
+fn floats(npz: &Path, name: &str) -> Vec<f32> {
+    array(npz, name).1.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+/// Returns and lengths of an archive's episodes.
+fn summary(npz: &Path) -> (Vec<f32>, Vec<usize>) {
+    let rewards = floats(npz, "rewards");
+    let starts = array(npz, "episode_starts").1;
+    let starts: Vec<usize> =
+        starts.as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes) as usize).collect();
+    let ends: Vec<usize> = starts.iter().skip(1).copied().chain([rewards.len()]).collect();
+    let returns = starts.iter().zip(&ends).map(|(start, end)| rewards[*start..*end].iter().sum());
+    (returns.collect(), starts.iter().zip(&ends).map(|(start, end)| end - start).collect())
+}
+
+#[test]
+fn the_newest_and_the_best_episodes_are_kept() {
+    let scratch = Scratch::new("kept-episodes");
+    let (run, npz) = (scratch.0.join("run"), scratch.0.join("out.npz"));
+    let output = train(&run, &["collection.steps=150", "evaluation.every=1", "evaluation.final_episodes=12"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = std::fs::read_to_string(run.join("episodes.jsonl")).unwrap();
+    let numbers = |phase: &str, name: &str| -> Vec<f32> {
+        let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let values = lines.filter_map(|line| Some(line.get(phase)?[name].as_array().unwrap().clone()));
+        values.flatten().map(|value| value.as_f64().unwrap() as f32).collect()
+    };
+    for (kind, phase) in [("train", "collection"), ("evaluation", "evaluation")] {
+        let (all, lengths) = (numbers(phase, "returns"), numbers(phase, "lengths"));
+        assert!(all.len() > 12);
+        let best = (0..all.len()).fold(0, |best, next| if all[next] > all[best] { next } else { best });
+        let mut expected: Vec<usize> = (all.len() - 10..all.len()).collect();
+        if !expected.contains(&best) {
+            expected.insert(0, best);
+        }
+        export(&run, &npz, &["--kind", kind]);
+        let (returns, steps) = summary(&npz);
+        assert_eq!(returns, expected.iter().map(|i| all[*i]).collect::<Vec<_>>(), "{kind}");
+        assert_eq!(steps, expected.iter().map(|i| lengths[*i] as usize).collect::<Vec<_>>(), "{kind}");
+        let said = export(&run, &npz, &["--kind", kind, "--best"]);
+        assert!(said.starts_with("exported 1 episode with "), "{said}");
+        assert_eq!(summary(&npz).0, [all[best]]);
+    }
+    // The newest of training are those of the replay, which has the unfinished one besides.
+    let (newest, replay) = (scratch.0.join("newest.npz"), scratch.0.join("replay.npz"));
+    export(&run, &newest, &["--kind", "train", "--episodes", "10"]);
+    export(&run, &replay, &[]);
+    let ends = array(&replay, "terminations").1;
+    let over = ends.iter().rposition(|end| *end == 1).unwrap() + 1;
+    let steps = summary(&newest).1.iter().sum::<usize>();
+    for (name, bytes) in [("observations", 32 * 32 * 3), ("actions", 4), ("rewards", 4), ("terminations", 1)]
+    {
+        let all = array(&replay, name).1;
+        assert!(array(&newest, name).1 == all[(over - steps) * bytes..over * bytes], "{name}");
+    }
+
+    // Four dreams for each of three evaluations since the world model has learnt: the best may be one of the others.
+    let kept = kept_files(&run);
+    let dreams: Vec<&String> = kept.iter().filter(|name| name.starts_with("episodes/imagination")).collect();
+    assert!(dreams.len() == 10 || dreams.len() == 11, "{dreams:?}");
+    assert!(dreams[dreams.len() - 1].starts_with("episodes/imagination/000004-003-return="), "{dreams:?}");
+    export(&run, &npz, &["--kind", "imagination", "--episodes", "4"]);
+    let (terminations, truncations) = (array(&npz, "terminations").1, array(&npz, "truncations").1);
+    let mut end = 0;
+    for length in summary(&npz).1 {
+        end += length;
+        assert_eq!(terminations[end - 1] + truncations[end - 1], 1);
+        assert!((end - length..end - 1).all(|step| terminations[step] + truncations[step] == 0));
+    }
+
+    // A damaged one is named; so is what there is none of.
+    std::fs::write(run.join(dreams[0]), "no archive").unwrap();
+    let refused = |run: &Path, arguments: &[&str]| {
+        let mut command = iris();
+        let output = command.arg("export-episodes").arg(run).args(arguments).arg("--out").arg(&npz).output();
+        assert!(!output.as_ref().unwrap().status.success());
+        stderr(&output.unwrap())
+    };
+    let said = refused(&run, &["--kind", "imagination"]);
+    assert!(said.contains("cannot read ") && said.contains(dreams[0].as_str()), "{said}");
+    assert!(refused(&run, &["--best"]).contains("--best needs --kind"));
+    let other = scratch.0.join("other");
+    assert!(train(&other, &["epochs=1", "evaluation.final_episodes=0"]).status.success());
+    let said = refused(&other, &["--kind", "evaluation"]);
+    assert!(said.contains("has kept no episode of evaluation yet: wait for the next evaluation"), "{said}");
 }

@@ -33,6 +33,37 @@ fn a_killed_run_continues_to_the_same_bits() {
     }
 }
 
+/// Three games side by side, all of them unfinished when it is killed.
+#[test]
+fn a_killed_run_of_several_games_continues_to_the_same_bits() {
+    let scratch = Scratch::new("kill-games");
+    let (whole, killed) = (scratch.0.join("whole"), scratch.0.join("killed"));
+    let games = ["collection.envs=3", "collection.steps=54"];
+    let output = train(&whole, &games);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let (mut child, mut said) = start(&games, &killed);
+    assert!(said.any(|line| line.starts_with("epoch 2/4")));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let state = std::fs::read(killed.join("checkpoints/000002/state.json")).unwrap();
+    let state: serde_json::Value = serde_json::from_slice(&state).unwrap();
+    let episodes = state["replay"]["episodes"].as_array().unwrap();
+    assert!(episodes.iter().all(|episode| episode["stride"] == 3));
+    assert_eq!(episodes.iter().filter(|episode| episode["ended"] == false).count(), 3);
+    let resumed = iris().args(["train", "--threads", "1", "--resume"]).arg(&killed).output().unwrap();
+    assert!(resumed.status.success(), "{}", stderr(&resumed));
+    for ((name, expected), (_, got)) in results(&whole).into_iter().zip(results(&killed)) {
+        assert!(expected == got, "{name} differs");
+    }
+    // A game's own steps, without those of the games beside it.
+    let file = scratch.0.join("episodes.npz");
+    let exported = iris().arg("export-episodes").arg(&whole).arg("--out").arg(&file).output().unwrap();
+    assert!(exported.status.success(), "{}", stderr(&exported));
+    assert!(String::from_utf8_lossy(&exported.stdout).contains("with 216 steps"));
+    let dreamt = iris().arg("dream").arg(&whole).arg("--out").arg(scratch.0.join("dream")).output().unwrap();
+    assert!(dreamt.status.success(), "{}", stderr(&dreamt));
+}
+
 fn send(signal: &str, child: &Child) {
     assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
 }
@@ -137,6 +168,41 @@ fn a_run_killed_at_once_can_be_continued() {
     let resumed = iris().args(["train", "--resume"]).arg(&killed).output().unwrap();
     assert!(resumed.status.success(), "{}", stderr(&resumed));
     assert!(results(&whole) == results(&killed));
+}
+
+/// One command begins a run, continues it, and leaves it alone when it is over.
+#[test]
+fn the_command_that_began_a_run_continues_it() {
+    let scratch = Scratch::new("continue");
+    let (whole, run) = (scratch.0.join("whole"), scratch.0.join("run"));
+    assert!(train(&whole, &[]).status.success());
+    let (mut child, mut said) = start(&["--continue"], &run);
+    assert!(said.any(|line| line.starts_with("epoch 1/4")));
+    send("-TERM", &child);
+    assert_eq!(child.wait().unwrap().code(), Some(75));
+
+    // Other settings are refused with their names, and nothing is changed.
+    let refused = train(&run, &["--continue", "seed=1", "collection.steps=60"]);
+    let text = stderr(&refused);
+    assert!(!refused.status.success() && text.lines().count() == 1, "{text}");
+    assert!(text.contains("other settings: collection.steps is 50, not 60, seed is 0, not 1."), "{text}");
+
+    let continued = train(&run, &["--continue"]);
+    assert!(continued.status.success(), "{}", stderr(&continued));
+    assert!(results(&whole) == results(&run));
+    let again = train(&run, &["--continue"]);
+    assert!(again.status.success(), "{}", stderr(&again));
+    let said = String::from_utf8(again.stdout).unwrap();
+    assert!(said.starts_with("all 4 epochs of this run are over."), "{said}");
+    assert!(results(&whole) == results(&run));
+
+    // More epochs make it longer, fewer are what it has.
+    let longer = train(&run, &["--continue", "epochs=5"]);
+    assert!(longer.status.success() && stderr(&longer).contains("epoch 5/5"), "{}", stderr(&longer));
+    let fewer = train(&run, &["--continue", "epochs=2"]);
+    assert!(fewer.status.success() && stderr(&fewer).lines().count() == 1, "{}", stderr(&fewer));
+    let nowhere = iris().args(["train", "--continue"]).output().unwrap();
+    assert!(!nowhere.status.success() && stderr(&nowhere).contains("--out"), "{}", stderr(&nowhere));
 }
 
 /// Takes a minute or two and depends on the clock, so it runs only when asked for:

@@ -21,10 +21,11 @@ fn main() -> ExitCode {
     }
     // Without the harness a filter is ours to respect.
     let filter = std::env::args().nth(1).filter(|word| !word.starts_with('-')).unwrap_or_default();
-    let tests: [(&str, fn()); 3] = [
+    let tests: [(&str, fn()); 4] = [
         ("a_game_that_fails_says_so_and_loses_nothing", a_game_that_fails_says_so_and_loses_nothing),
         ("a_game_that_fails_in_an_evaluation_says_so", a_game_that_fails_in_an_evaluation_says_so),
         ("names_made_at_run_time_are_as_good_as_any", names_made_at_run_time_are_as_good_as_any),
+        ("amounts_count_where_the_world_model_learns_them", amounts_count_where_the_world_model_learns_them),
     ];
     for (name, test) in tests.iter().filter(|(name, _)| name.contains(&filter)) {
         test();
@@ -80,6 +81,44 @@ impl Env for Cable {
     }
 }
 
+/// A choice between two ways of three steps: 1 on each of them, or 10 on the last. The frame shows the way and the step.
+#[derive(Default)]
+struct Purse {
+    way: usize,
+    steps: usize,
+}
+
+impl Env for Purse {
+    fn action_names(&self) -> Vec<String> {
+        ["often", "much"].map(String::from).to_vec()
+    }
+
+    fn frame_size(&self) -> (usize, usize) {
+        (8, 8)
+    }
+
+    fn reset(&mut self, _: u64) -> Result<(), EnvError> {
+        *self = Purse::default();
+        Ok(())
+    }
+
+    fn step(&mut self, action: usize) -> Result<Step, EnvError> {
+        if self.steps == 0 {
+            self.way = action;
+        }
+        self.steps += 1;
+        let over = self.steps == 3;
+        let reward = [1.0, if over { 10.0 } else { 0.0 }][self.way];
+        Ok(Step { reward, terminated: over, truncated: false })
+    }
+
+    fn render(&self, frame: &mut [u8]) {
+        frame.fill(40);
+        let lit = 4 * self.way + self.steps;
+        frame.chunks_exact_mut(3 * 8).for_each(|line| line[3 * lit..3 * (lit + 1)].fill(255));
+    }
+}
+
 fn iris_with_a_game(failure: &str) -> ExitCode {
     let fails = failure.split_once(' ').map(|(what, at)| (what.to_string(), at.parse().unwrap()));
     let host = format!("host-{}", 7);
@@ -90,6 +129,14 @@ fn iris_with_a_game(failure: &str) -> ExitCode {
         skilled: 5.0,
         yardstick: "perfect".into(),
         make: Arc::new(move |_| Ok(Box::new(Cable { game: Catch::new(), fails: fails.clone() }))),
+    });
+    envs::register(Game {
+        name: "test/purse".into(),
+        rules: "Once 10, or three times 1.".into(),
+        random: 6.5,
+        skilled: 10.0,
+        yardstick: "perfect".into(),
+        make: Arc::new(|_| Ok(Box::new(Purse::default()))),
     });
     iris::main()
 }
@@ -162,4 +209,48 @@ fn names_made_at_run_time_are_as_good_as_any() {
     // By its short name, which is not the name of its folder.
     let config = program("").args(["config", "--env", "host-7"]).output().unwrap();
     assert!(String::from_utf8_lossy(&config.stdout).contains("env = \"cable/host-7\"\n"));
+}
+
+/// Three rewards of 1 beat one of 10 where only their signs are learnt.
+fn amounts_count_where_the_world_model_learns_them() {
+    let scratch = Scratch::new("amounts");
+    for (kind, expected) in [("sign", 3.0), ("mse", 10.0), ("symlog-bins", 10.0)] {
+        let run = scratch.0.join(kind);
+        let output = program("")
+            .args([
+                "train",
+                "--env",
+                "test/purse",
+                "epochs=4",
+                "collection.steps=90",
+                "collection.random_epochs=2",
+            ])
+            .args([
+                "tokenizer.schedule.start_after=0",
+                "tokenizer.schedule.first_updates=60",
+                "tokenizer.schedule.batch=16",
+            ])
+            .args(["world_model.schedule.start_after=1", "world_model.schedule.first_updates=150"])
+            .args([
+                "world_model.schedule.updates=50",
+                "agent.world_model.steps=4",
+                "agent.tokenizer.frame_size=16",
+            ])
+            .args([
+                "actor_critic.schedule.start_after=1",
+                "actor_critic.schedule.updates=40",
+                "actor_critic.horizon=4",
+            ])
+            .args(["evaluation.every=0", "evaluation.final_episodes=32"])
+            .arg(format!("agent.world_model.reward={kind}"))
+            .arg("--out")
+            .arg(&run)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+        let last: serde_json::Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+        let mean = last["evaluation/return"].as_f64().unwrap();
+        assert!((mean - expected).abs() < 1.0, "{kind}: a return of {mean} instead of about {expected}");
+    }
 }

@@ -50,7 +50,23 @@ fn the_paper_without_arguments() {
         assert!(scratch.text(&format!("report/{name}.svg")).starts_with("<svg"), "{name}");
         assert!(scratch.read(&format!("report/{name}.png")).starts_with(b"\x89PNG"), "{name}");
     }
-    assert!(scratch.text("report/table.md").starts_with("| Game | Random | Human |"));
+    assert!(scratch.text("report/table.md").contains("| Game | Random | Human |"));
+    // Two tables more on the screen, and a sentence about the scores that are not here.
+    let output = scratch.iris(&["--reps", "20", "--tables"]);
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(printed.contains("Table 7") && printed.contains("+432%"), "{printed}");
+    let (_, table) = printed.split_once("Table 8").unwrap();
+    let row = |label: &str| -> Vec<&str> {
+        table.lines().find(|line| line.starts_with(label)).unwrap().split_whitespace().collect()
+    };
+    assert_eq!(row("#Superhuman"), ["#Superhuman", "10", "15", "+50%"]);
+    assert_eq!(row("Mean"), ["Mean", "1.046", "7.488", "+616%"]);
+    let notes = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        notes.contains("note: Table 8: IRIS after 100k and after 10M steps: only the aggregates"),
+        "{notes}"
+    );
+    assert!(notes.contains("give them as a score file IRIS-10M.json"), "{notes}");
     assert!(scratch.text("report/table.tex").contains("\\begin{tabular}{lrrrrrrrrr}"));
     let json: serde_json::Value = serde_json::from_slice(&scratch.read("report/report.json")).unwrap();
     assert_eq!(json["agents"].as_array().unwrap().len(), 7);

@@ -144,10 +144,12 @@ fn dreams_and_pictures_are_drawn() {
     assert!(record(&scratch.0.join("new/folder/game.gif")).status.success());
     assert!(scratch.0.join("new/folder/game.gif").exists());
     assert!(stderr(&record(&scratch.0)).contains("is a folder: name a file in it"));
-    let picture = scratch.0.join("game.png");
+    let picture = scratch.0.join("game.avi");
     let refused = record(&picture);
     assert!(!refused.status.success() && !picture.exists());
-    assert!(stderr(&refused).contains("recordings are GIFs: name a file that ends in .gif, not"));
+    assert!(
+        stderr(&refused).contains("animations are GIF, APNG or MP4: name a file that ends in .gif, .png or")
+    );
     for (arguments, answer) in [
         (
             ["--actions", "lefft"],

@@ -92,6 +92,8 @@ fn nonsense_is_answered_with_one_line_that_helps() {
         refused(&["collection.epsilon=1.5"]).contains("collection.epsilon is 1.5, but must be from 0 to 1")
     );
     for (nonsense, answer) in [
+        ("collection.envs=0", "collection.envs is 0, but must be at least 1"),
+        ("collection.envs=7", "collection.envs is 7, which does not divide collection.steps, which is 50"),
         ("tokenizer.schedule.learning_rate=nan", "tokenizer.schedule.learning_rate is NaN"),
         (
             "world_model.schedule.learning_rate=-1",

@@ -189,3 +189,141 @@ fn recordings_have_three_panels_and_a_header() {
     let (refused, out) = record("fast.gif", &["--fps", "51"]);
     assert!(stderr(&refused).contains("51 is not in 1..=50") && !out.exists(), "{}", stderr(&refused));
 }
+
+/// The pictures of an animated PNG, and the time of each as a fraction of a second.
+fn apng(path: &Path) -> (Vec<Vec<u8>>, (u16, u16)) {
+    let file = std::fs::File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let mut reader = png::Decoder::new(std::io::BufReader::new(file)).read_info().unwrap();
+    let count = reader.info().animation_control.unwrap().num_frames;
+    let mut time = (0, 0);
+    let mut picture = |_| {
+        let mut bytes = vec![0; reader.output_buffer_size().unwrap()];
+        reader.next_frame(&mut bytes).unwrap();
+        let frame = reader.info().frame_control.unwrap();
+        time = (frame.delay_num, frame.delay_den);
+        bytes
+    };
+    ((0..count).map(&mut picture).collect(), time)
+}
+
+/// Figure 7 of the paper: chosen steps of the game that is recorded otherwise.
+#[test]
+fn stills_are_steps_of_the_recorded_game() {
+    let scratch = Scratch::new("stills");
+    let agent = imported(&scratch);
+    let record = |name: &str, arguments: &[&str]| {
+        let out = scratch.0.join(name);
+        let mut command = iris();
+        command.arg("record").arg(&agent).args(["--env", "arcade/catch"]).args(arguments);
+        (command.arg("--out").arg(&out).output().unwrap(), out)
+    };
+    let (output, film) = record("film.png", &["--steps", "6"]);
+    stdout(&output);
+    let (output, stills) = record("stills.png", &["--stills", "5,0,2"]);
+    assert!(stdout(&output).starts_with("6 steps of arcade/catch, return "));
+    // Frames of 8 pixels, each twelve times as large, in three pixels of border under two lines of text.
+    let (width, drawn) = pixels(&stills);
+    assert_eq!((width, drawn.len() / width), (3 * (96 + 3) + 3, 2 * 11 + 96 + 3));
+    let frame = |pixels: &[[u8; 3]], width: usize, (x, y): (usize, usize)| -> Vec<[u8; 3]> {
+        (0..96).flat_map(|row| pixels[(y + row) * width + x..][..96].to_vec()).collect()
+    };
+    let film: Vec<Vec<[u8; 3]>> =
+        apng(&film).0.iter().map(|bytes| bytes.as_chunks::<3>().0.to_vec()).collect();
+    for (place, step) in [0, 2, 5].into_iter().enumerate() {
+        let still = frame(&drawn, width, (3 + place * 99, 22));
+        assert!(still == frame(&film[step], 3 * 96 + 4 * 3, (3, 11 + 3)), "step {step}");
+    }
+    assert!(frame(&drawn, width, (3, 22)) != frame(&drawn, width, (3 + 99, 22)));
+
+    for (name, arguments, answer) in [
+        ("a.gif", &["--stills", "1"][..], "stills are written as a PNG: add --out FILE.png"),
+        (
+            "a.png",
+            &["--stills", "1,29999"],
+            "before step 29999: ask for earlier stills, or try another --seed",
+        ),
+        ("a.png", &["--stills", "30000"], "30000 is not in 0..30000"),
+        ("a.png", &["--stills", "1", "--fps", "9"], "cannot be used with"),
+    ] {
+        let (refused, out) = record(name, arguments);
+        assert!(!refused.status.success() && stderr(&refused).contains(answer), "{}", stderr(&refused));
+        assert!(!out.exists(), "{name}");
+    }
+}
+
+/// A folder with a program `ffmpeg` that does this.
+#[cfg(unix)]
+fn fake_ffmpeg(scratch: &Scratch, name: &str, script: &str) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = scratch.0.join(name);
+    std::fs::create_dir_all(&folder).unwrap();
+    let program = folder.join("ffmpeg");
+    std::fs::write(&program, format!("#!/bin/sh\n[ \"$1\" = -version ] && exit 0\n{script}\n")).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    folder
+}
+
+#[cfg(unix)]
+#[test]
+fn animations_have_the_format_of_their_ending() {
+    let scratch = Scratch::new("formats");
+    let agent = imported(&scratch);
+    let show = |command: &str, name: &str, extra: &[&str], path: Option<&Path>| {
+        let out = scratch.0.join(name);
+        let mut iris = iris();
+        iris.arg(command).arg(&agent).args(["--env", "arcade/catch", "--steps", "5"]).args(extra);
+        if let Some(path) = path {
+            iris.env("PATH", path);
+        }
+        (iris.arg("--out").arg(&out).output().unwrap(), out)
+    };
+    // The pictures of both are the same game.
+    let (output, out) = show("record", "game.png", &["--fps", "12"], None);
+    assert!(stdout(&output).contains("game.png"));
+    let (pictures, time) = apng(&out);
+    assert_eq!((pictures.len(), time), (5, (1, 12)));
+    assert!(pictures.windows(2).all(|pair| pair[0] != pair[1]));
+    let (width, height) = (3 * 96 + 4 * 3, 11 + 96 + 6 + 5 + 11);
+    assert!(pictures.iter().all(|picture| picture.len() == width * height * 3));
+    let (output, out) = show("dream", "new/dream.apng", &["--from", "0"], None);
+    assert!(stdout(&output).contains("future 4") && apng(&out).1 == (1, 4));
+    assert!(!apng(&out).0.is_empty() && std::fs::read_dir(out.parent().unwrap()).unwrap().count() == 1);
+    let (output, out) = show("dream", "dream.gif", &["--from", "0"], None);
+    assert!(stdout(&output).ends_with("dream.gif\n") && gif_shape(&out).2.iter().all(|delay| *delay == 25));
+
+    // The program gets the pixels of every picture, and writes a file that is renamed.
+    let script = "for last; do :; done\nprintf '%s ' \"$@\" > \"${last#file:}\"\nwc -c | tr -d ' ' >> \"${last#file:}\"";
+    let tools = std::env::var("PATH").unwrap();
+    let with = |folder: &Path| PathBuf::from(format!("{}:{tools}", folder.display()));
+    let fake = with(&fake_ffmpeg(&scratch, "fake", script));
+    let (output, out) = show("record", "game.mp4", &["--fps", "12"], Some(&fake));
+    assert!(stdout(&output).contains("game.mp4"));
+    let written = std::fs::read_to_string(&out).unwrap();
+    let asked = format!("-f rawvideo -pixel_format rgb24 -video_size {width}x{height} -framerate 12/1 -i - ");
+    assert!(written.contains(&asked) && written.contains(" -pix_fmt yuv420p "), "{written}");
+    assert!(written.ends_with(&format!("game.mp4.partial {}\n", 5 * width * height * 3)), "{written}");
+    assert!(!scratch.0.join("game.mp4.partial").exists());
+    assert!(show("dream", "dream.mp4", &["--from", "0"], Some(&fake)).0.status.success());
+
+    // One that fails is quoted, and leaves nothing behind.
+    let failing =
+        with(&fake_ffmpeg(&scratch, "failing", "cat > /dev/null\necho 'no such encoder' >&2\nexit 3"));
+    let (output, out) = show("record", "failed.mp4", &[], Some(&failing));
+    let said = stderr(&output);
+    assert!(
+        !output.status.success()
+            && said.contains("failed.mp4: ffmpeg failed (exit status: 3): no such encoder"),
+        "{said}"
+    );
+    assert!(!out.exists() && !scratch.0.join("failed.mp4.partial").exists());
+    // Without it the game is not even played.
+    for command in ["record", "dream"] {
+        let (output, out) = show(command, "none/none.mp4", &[], Some(&scratch.0.join("empty")));
+        let said = stderr(&output);
+        assert!(!output.status.success() && !out.parent().unwrap().exists());
+        assert!(
+            said.contains("none.mp4 needs the program ffmpeg, which does not run: install it, or name"),
+            "{said}"
+        );
+    }
+}

@@ -80,12 +80,8 @@ def tiny_layout(c=4, e=6, n=5, size=8, d=8, layers=2, steps=3, actions=3, hidden
     return entries
 
 
-def value(name, shape):
-    if name.endswith("attn.mask"):
-        return torch.tril(torch.ones(shape))
-    if name.endswith("indices"):
-        return torch.arange(shape[0])
-    count = math.prod(shape)
+def uniform(name, count):
+    """Numbers in [0, 1) for a tensor of this name."""
     seed = 0xCBF29CE484222325
     for byte in name.encode():
         seed = ((seed ^ byte) * 0x100000001B3) & (2**64 - 1)
@@ -94,7 +90,15 @@ def value(name, shape):
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         z ^= z >> np.uint64(31)
-    v = torch.from_numpy(2 * ((z >> np.uint64(40)).astype(np.float32) / np.float32(2**24)) - 1)
+    return (z >> np.uint64(40)).astype(np.float32) / np.float32(2**24)
+
+
+def value(name, shape):
+    if name.endswith("attn.mask"):
+        return torch.tril(torch.ones(shape))
+    if name.endswith("indices"):
+        return torch.arange(shape[0])
+    v = torch.from_numpy(2 * uniform(name, math.prod(shape)) - 1)
     if len(shape) == 1:
         v = 1 + 0.1 * v if name.endswith("weight") else 0.05 * v
     elif "embedding" not in name and "pos_emb" not in name:

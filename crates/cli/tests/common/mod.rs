@@ -77,11 +77,25 @@ pub fn results(run: &Path) -> Vec<(String, Vec<u8>)> {
         "checkpoints/000004/optimisers.safetensors",
         "checkpoints/000004/state.json",
     ];
-    files
-        .iter()
-        .map(|f| (f.to_string(), std::fs::read(run.join(f)).unwrap_or_else(|e| panic!("{f}: {e}"))))
-        .map(|(f, bytes)| if f == EVENTS { (f, without_times(bytes)) } else { (f, bytes) })
-        .collect()
+    let kept = kept_files(run);
+    let names = ("names in episodes/".to_string(), kept.join("\n").into_bytes());
+    let paths = files.iter().map(|file| file.to_string()).chain(kept);
+    let read = |f: String| (f.clone(), std::fs::read(run.join(&f)).unwrap_or_else(|e| panic!("{f}: {e}")));
+    let contents =
+        paths.map(read).map(|(f, bytes)| if f == EVENTS { (f, without_times(bytes)) } else { (f, bytes) });
+    [names].into_iter().chain(contents).collect()
+}
+
+/// The episodes that a run keeps, by their paths in its folder.
+pub fn kept_files(run: &Path) -> Vec<String> {
+    let mut names = Vec::new();
+    for kind in ["train", "evaluation", "imagination"] {
+        let Ok(entries) = std::fs::read_dir(run.join("episodes").join(kind)) else { continue };
+        let name = |entry: std::fs::DirEntry| entry.file_name().into_string().unwrap();
+        names.extend(entries.map(|entry| format!("episodes/{kind}/{}", name(entry.unwrap()))));
+    }
+    names.sort();
+    names
 }
 
 /// An event file but for its wall times and the checksums over them.

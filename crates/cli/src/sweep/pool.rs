@@ -1,0 +1,361 @@
+//! `iris sweep run`: a pool of processes, each of which trains one run at a time. A process hears that it should stop by the end of its standard input, so that
+//! it also stops when the pool is killed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use serde_json::Value;
+
+use super::mps::{self, Daemon};
+use super::plan::Sweep;
+use super::screen::{Said, Screen};
+use super::status::{State, progress};
+use super::worker::{Ending, Heard, Place, Worker};
+use crate::Ended;
+use crate::args::{DeviceName, SweepRunArgs};
+use crate::output::{program, tell, warn};
+use crate::signals::{STOPPED, Stop};
+use crate::words::counted;
+
+/// How often the pool looks for signals, and at runs that somebody else holds.
+const TICK: Duration = Duration::from_millis(200);
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+/// Deaths of a run without a new epoch after which it counts as failed.
+const DEATHS: usize = 3;
+/// Failures in a row, without an epoch of any run between them, after which the machine is to blame.
+const FAILURES: usize = 3;
+/// Through MPS, a fault of one run can end others on the same GPU this much later.
+const FALLOUT: Duration = Duration::from_secs(60);
+
+pub fn run(args: &SweepRunArgs, roms: Option<&Path>) -> Result<Ended> {
+    let stop = Stop::listen()?;
+    let sweep = Sweep::load(&args.folder)?;
+    if args.retry {
+        sweep.runs.iter().for_each(|run| sweep.forget_failure(run.run));
+    }
+    let (places, _daemons) = places(args)?;
+    let (sender, heard) = channel();
+    let mut pool = Pool {
+        sweep: &sweep,
+        places,
+        args,
+        roms,
+        sender,
+        working: BTreeMap::new(),
+        settled: BTreeMap::new(),
+        held: BTreeMap::new(),
+        deaths: BTreeMap::new(),
+        faults: BTreeMap::new(),
+        failures_in_a_row: 0,
+        screen: Screen::new(),
+        stopping: false,
+        waits: false,
+    };
+    pool.work(&stop, &heard)?;
+    pool.conclude()
+}
+
+/// Where each job runs, and the daemons of GPUs that several share.
+fn places(args: &SweepRunArgs) -> Result<(Vec<Place>, Vec<Daemon>)> {
+    let gpus = match (args.gpus.is_empty(), args.task.device.device) {
+        (false, DeviceName::Cpu) => bail!("--gpus names GPUs, but --device is cpu: leave one of them out"),
+        (false, _) => args.gpus.clone(),
+        (true, DeviceName::Cpu) => Vec::new(),
+        (true, _) => first_gpu(),
+    };
+    let distinct: BTreeSet<&usize> = gpus.iter().collect();
+    if distinct.len() < gpus.len() {
+        bail!("--gpus names a GPU twice; --jobs says how many runs share the GPUs");
+    }
+    if gpus.is_empty() {
+        return Ok((vec![Place::default(); args.jobs], Vec::new()));
+    }
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let names = mps::names(&gpus, visible.as_deref())?;
+    mps::end_leftovers();
+    let mut daemons = Vec::new();
+    let mut by_gpu = Vec::new();
+    for (number, name) in names.iter().enumerate() {
+        let sharing = (0..args.jobs).filter(|job| job % names.len() == number).count();
+        let alone = Place { gpu: Some(name.clone()), shared: false, ..Place::default() };
+        by_gpu.push(match sharing > 1 {
+            true if mps::is_provided() => Place { shared: true, ..alone },
+            true => {
+                let daemon = Daemon::start(name)?;
+                let variables = daemon.variables().map(|(name, value)| (name, value.into())).to_vec();
+                daemons.push(daemon);
+                Place { shared: true, variables, ..alone }
+            }
+            false => Place { variables: vec![("CUDA_VISIBLE_DEVICES", name.into())], ..alone },
+        });
+    }
+    Ok(((0..args.jobs).map(|job| by_gpu[job % by_gpu.len()].clone()).collect(), daemons))
+}
+
+/// The GPU that programs use where none is named, if there is one.
+#[cfg(feature = "cuda")]
+fn first_gpu() -> Vec<usize> {
+    let Ok(report) = engine::gpu_report() else { return Vec::new() };
+    if report.count > 1 {
+        tell!("note: this uses the first of {} GPUs; --gpus 0,1 uses two", report.count);
+    }
+    vec![0]
+}
+
+#[cfg(not(feature = "cuda"))]
+fn first_gpu() -> Vec<usize> {
+    Vec::new()
+}
+
+struct Pool<'a> {
+    sweep: &'a Sweep,
+    places: Vec<Place>,
+    args: &'a SweepRunArgs,
+    roms: Option<&'a Path>,
+    sender: Sender<(usize, Heard)>,
+    /// By run; each has one of the places.
+    working: BTreeMap<usize, Worker>,
+    /// Runs that are done or failed.
+    settled: BTreeMap<usize, State>,
+    /// Runs that somebody else trains, and when to look again.
+    held: BTreeMap<usize, Instant>,
+    /// Deaths of a run since its last new epoch, and the epoch.
+    deaths: BTreeMap<usize, (usize, usize)>,
+    /// The last run that failed on each GPU that is shared.
+    faults: BTreeMap<String, Instant>,
+    failures_in_a_row: usize,
+    screen: Screen,
+    stopping: bool,
+    /// Whether it was said that the rest is held by others.
+    waits: bool,
+}
+
+impl Pool<'_> {
+    fn work(&mut self, stop: &Stop, heard: &Receiver<(usize, Heard)>) -> Result<()> {
+        loop {
+            if stop.is_asked_for() && !self.stopping {
+                self.stopping = true;
+                self.working.values_mut().for_each(Worker::ask_to_stop);
+            }
+            let more = self.is_taking() && self.fill()?;
+            if self.working.is_empty() && !more {
+                return Ok(());
+            }
+            match heard.recv_timeout(TICK) {
+                Ok((run, Heard::Line(line))) => self.hear(run, &line),
+                Ok((run, Heard::End)) => self.ended(run)?,
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+            }
+        }
+    }
+
+    /// Whether the pool still starts runs.
+    fn is_taking(&self) -> bool {
+        !self.stopping && self.failures_in_a_row < FAILURES
+    }
+
+    /// Starts runs on the free places. Whether there may be more to start, now or later.
+    fn fill(&mut self) -> Result<bool> {
+        while self.working.len() < self.places.len() {
+            let Some(run) = self.next()? else { break };
+            let taken: Vec<usize> = self.working.values().map(|worker| worker.place).collect();
+            let Some(place) = (0..self.places.len()).find(|place| !taken.contains(place)) else { break };
+            let threads = self.args.task.device.threads.unwrap_or_else(|| threads_each(self.places.len()));
+            let epoch = progress(self.sweep, &self.sweep.runs[run])?.epoch;
+            let at = (place, &self.places[place]);
+            let worker =
+                Worker::start(self.sweep, run, at, threads, &self.args.task, self.roms, epoch, &self.sender)?;
+            self.screen.begin(run, &self.sweep.runs[run].title(&self.sweep.plan));
+            self.working.insert(run, worker);
+            self.waits = false;
+        }
+        self.summarise();
+        let held = !self.held.is_empty();
+        if held && self.working.is_empty() && !self.waits {
+            self.waits = true;
+            let runs = counted(self.held.len(), "run");
+            self.screen
+                .say(&format!("waiting for {runs} that other processes train; Ctrl-C leaves them to these"));
+        }
+        Ok(held || self.working.len() == self.places.len())
+    }
+
+    /// The next run that nobody holds.
+    fn next(&mut self) -> Result<Option<usize>> {
+        for run in &self.sweep.runs {
+            let number = run.run;
+            let later = self.held.get(&number).is_some_and(|when| *when > Instant::now());
+            if later || self.settled.contains_key(&number) || self.working.contains_key(&number) {
+                continue;
+            }
+            self.held.remove(&number);
+            match progress(self.sweep, run)?.state {
+                State::Waiting => return Ok(Some(number)),
+                State::Running => _ = self.held.insert(number, Instant::now() + LOOK_AGAIN),
+                state => _ = self.settled.insert(number, state),
+            }
+        }
+        Ok(None)
+    }
+
+    fn hear(&mut self, run: usize, line: &str) {
+        let (Some(worker), Ok(line)) = (self.working.get_mut(&run), serde_json::from_str::<Value>(line))
+        else {
+            return;
+        };
+        if let Some(reason) = line.get("failed").and_then(Value::as_str) {
+            worker.failed = Some(reason.into());
+        } else if line.get("held").is_some() {
+            worker.held = true;
+        } else if let Some(said) = Said::parse(&line) {
+            if said.epoch > worker.epoch {
+                (worker.epoch, worker.progressed) = (said.epoch, true);
+                self.failures_in_a_row = 0;
+            }
+            self.screen.said(run, said);
+        }
+    }
+
+    /// A process is over.
+    fn ended(&mut self, run: usize) -> Result<()> {
+        let Some(mut worker) = self.working.remove(&run) else { return Ok(()) };
+        let place = &self.places[worker.place];
+        let ending = worker.ending(self.sweep, run)?;
+        if worker.progressed {
+            self.deaths.remove(&run);
+        }
+        match ending {
+            Ending::Done => {
+                self.failures_in_a_row = 0;
+                self.settled.insert(run, State::Done);
+                self.sweep.forget_failure(run);
+                self.screen.end(run, "is done");
+            }
+            Ending::Held => {
+                self.held.insert(run, Instant::now() + LOOK_AGAIN);
+                self.screen.end(run, "is trained by another process");
+            }
+            Ending::Stopped if self.stopping => self.screen.end(run, "is stopped"),
+            Ending::Stopped => self.died(run, "was stopped by somebody")?,
+            Ending::Died(how) => self.died(run, &how)?,
+            Ending::Failed(reason) => {
+                let fault = place.gpu.clone().filter(|_| place.shared);
+                let last = fault.as_ref().and_then(|gpu| self.faults.get(gpu).copied());
+                if is_fallout(last, worker.started, Instant::now()) {
+                    return self.died(run, &format!("went down after another run on its GPU ({reason})"));
+                }
+                if let Some(gpu) = fault {
+                    let beside = self.beside(&gpu);
+                    if !beside.is_empty() {
+                        let runs = beside.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                        self.screen.say(&format!("warning: run {run} failed on GPU {gpu}, which it shared through MPS with run {runs}: if these fail within a minute, they are tried again"));
+                    }
+                    self.faults.insert(gpu, Instant::now());
+                }
+                self.fail(run, &reason);
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs that are trained on a GPU now.
+    fn beside(&self, gpu: &str) -> Vec<usize> {
+        let there = |worker: &Worker| self.places[worker.place].gpu.as_deref() == Some(gpu);
+        self.working.iter().filter(|(_, worker)| there(worker)).map(|(run, _)| *run).collect()
+    }
+
+    /// A run ended without its own fault, as far as is known: it is tried again, but not forever.
+    fn died(&mut self, run: usize, how: &str) -> Result<()> {
+        let epoch = progress(self.sweep, &self.sweep.runs[run])?.epoch;
+        let (deaths, last) = self.deaths.get(&run).copied().unwrap_or((0, epoch));
+        let deaths = if epoch > last { 1 } else { deaths + 1 };
+        self.deaths.insert(run, (deaths, epoch));
+        match deaths < DEATHS {
+            true => self.screen.end(run, &format!("{how}; it is tried again")),
+            false => self.fail(run, &format!("{how}, {deaths} times without finishing an epoch")),
+        }
+        Ok(())
+    }
+
+    fn fail(&mut self, run: usize, reason: &str) {
+        if let Err(problem) = self.sweep.record_failure(run, reason) {
+            warn(format!("the failure of run {run} is not recorded: {problem}"));
+        }
+        self.failures_in_a_row += 1;
+        self.settled.insert(run, State::Failed(reason.into()));
+        self.screen.end(run, &format!("failed: {reason}"));
+    }
+
+    fn count(&self, which: fn(&State) -> bool) -> usize {
+        self.settled.values().filter(|state| which(state)).count()
+    }
+
+    fn summarise(&self) {
+        let (done, failed) = (self.count(|s| *s == State::Done), self.count(|s| *s != State::Done));
+        let failed = if failed > 0 { format!(", {failed} failed") } else { String::new() };
+        let all = counted(self.sweep.runs.len(), "run");
+        self.screen.summary(format!("{done} of {all} done{failed}"));
+    }
+
+    fn conclude(self) -> Result<Ended> {
+        let all = self.sweep.runs.len();
+        let (done, failed) = (self.count(|s| *s == State::Done), self.count(|s| *s != State::Done));
+        let (program, folder) = (program(), self.sweep.folder.display());
+        drop(self.screen);
+        if self.stopping {
+            tell!("stopped with {done} of {} done. The same command goes on", counted(all, "run"));
+            return Ok(Ended::Stopped);
+        }
+        if self.failures_in_a_row >= FAILURES && done + failed < all {
+            bail!(
+                "{FAILURES} runs failed one after the other, so the pool stopped with {done} of {all} done: something seems to be wrong with this machine. `{program} sweep status {folder}` has the reasons; once it is put right, `{program} sweep run {folder} --retry` goes on"
+            );
+        }
+        match failed {
+            0 => tell!("all {} are done. Next: {program} report {folder}", counted(all, "run")),
+            _ => bail!(
+                "{failed} of {all} runs failed, {done} are done. `{program} sweep status {folder}` has the reasons, `{program} sweep run {folder} --retry` tries again"
+            ),
+        }
+        Ok(Ended::Done)
+    }
+}
+
+/// Threads of each of several processes: results do not depend on them.
+fn threads_each(processes: usize) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (cores / processes).max(1)
+}
+
+/// Whether a run that failed now shared its GPU with one that failed shortly before.
+fn is_fallout(last_fault: Option<Instant>, started: Instant, now: Instant) -> bool {
+    last_fault.is_some_and(|fault| fault > started && now.saturating_duration_since(fault) < FALLOUT)
+}
+
+/// What the exit status of a process of the pool means, apart from what it said.
+pub fn exit_means(code: Option<i32>) -> Option<Ending> {
+    match code {
+        Some(0) => Some(Ending::Done),
+        Some(code) if code == i32::from(STOPPED) => Some(Ending::Stopped),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_of_a_neighbour_is_told_from_an_own_one() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        assert!(!is_fallout(None, start, after(5)));
+        assert!(is_fallout(Some(after(10)), start, after(12)));
+        // Before the run began, or long ago.
+        assert!(!is_fallout(Some(after(10)), after(11), after(12)));
+        assert!(!is_fallout(Some(after(10)), start, after(71)));
+    }
+}

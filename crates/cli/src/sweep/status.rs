@@ -1,0 +1,169 @@
+//! `iris sweep status`: what is done, running, waiting or failed.
+
+use std::path::Path;
+
+use agent::train::Run;
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::plan::{Planned, Sweep};
+use crate::args::SweepStatusArgs;
+use crate::config::combine;
+use crate::output::say;
+use crate::words::{counted, duration};
+
+/// Epochs at the end of a run whose mean time says how long the next take: the first ones are shorter.
+const RECENT: usize = 10;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    Done,
+    /// A process is training it.
+    Running,
+    Waiting,
+    Failed(String),
+}
+
+impl State {
+    fn name(&self) -> &'static str {
+        match self {
+            State::Done => "done",
+            State::Running => "running",
+            State::Waiting => "waiting",
+            State::Failed(_) => "failed",
+        }
+    }
+}
+
+/// How far a run is.
+pub struct Progress {
+    pub state: State,
+    pub epoch: usize,
+    pub epochs: usize,
+}
+
+/// Where a run stands, by its files.
+pub fn progress(sweep: &Sweep, run: &Planned) -> Result<Progress> {
+    let folder = sweep.run_folder(run);
+    // Before the checkpoints: a run that ends meanwhile is not taken for one that waits.
+    let running = Run::is_going_on(&folder);
+    let (epoch, epochs) = match Run::glance(&folder, |_| ()) {
+        Ok(glance) => (glance.epoch, glance.config.epochs),
+        Err(_) => (0, planned_epochs(sweep, run)?),
+    };
+    let state = match sweep.failure(run.run) {
+        _ if running => State::Running,
+        _ if epoch >= epochs && Run::is_in(&folder) => State::Done,
+        Some(reason) => State::Failed(reason),
+        None => State::Waiting,
+    };
+    Ok(Progress { state, epoch, epochs })
+}
+
+fn planned_epochs(sweep: &Sweep, run: &Planned) -> Result<usize> {
+    let env = [format!("env={}", run.env)];
+    Ok(combine(&sweep.plan.preset, None, &[&run.overrides[..], &env].concat())?.epochs)
+}
+
+/// A run's progress and its time.
+struct Measured<'a> {
+    run: &'a Planned,
+    progress: Progress,
+    /// Of its finished epochs.
+    seconds: f64,
+    per_epoch: Option<f64>,
+}
+
+struct Totals {
+    counts: [usize; 4],
+    hours: f64,
+    seconds_left: Option<f64>,
+}
+
+pub fn run(args: &SweepStatusArgs) -> Result<()> {
+    let sweep = Sweep::load(&args.folder)?;
+    let mut measured = Vec::new();
+    for run in &sweep.runs {
+        let times = epoch_times(&sweep.run_folder(run));
+        let recent = &times[times.len().saturating_sub(RECENT)..];
+        let per_epoch = (!recent.is_empty()).then(|| recent.iter().sum::<f64>() / recent.len() as f64);
+        let progress = progress(&sweep, run)?;
+        measured.push(Measured { run, progress, seconds: times.iter().sum(), per_epoch });
+    }
+    let totals = totals(&measured);
+    match args.json {
+        true => say!("{}", as_json(&sweep, &measured, &totals)),
+        false => say!("{}", in_words(&sweep, &measured, &totals)),
+    }
+    Ok(())
+}
+
+/// Seconds of every finished epoch.
+fn epoch_times(folder: &Path) -> Vec<f64> {
+    let text = std::fs::read_to_string(folder.join("timing.jsonl")).unwrap_or_default();
+    let seconds = |line: &str| serde_json::from_str::<Value>(line).ok()?.get("seconds")?.as_f64();
+    text.lines().filter_map(seconds).collect()
+}
+
+fn totals(measured: &[Measured]) -> Totals {
+    let count = |name| measured.iter().filter(|run| run.progress.state.name() == name).count();
+    let counts = ["done", "running", "waiting", "failed"].map(count);
+    let hours = measured.iter().map(|run| run.seconds).sum::<f64>() / 3600.0;
+    // Runs without a finished epoch are taken to be like the others.
+    let known: Vec<f64> = measured.iter().filter_map(|run| run.per_epoch).collect();
+    let mean = (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64);
+    let open = measured.iter().filter(|run| matches!(run.progress.state, State::Running | State::Waiting));
+    let left = |run: &Measured| {
+        let epochs = run.progress.epochs.saturating_sub(run.progress.epoch) as f64;
+        Some(epochs * run.per_epoch.or(mean)?)
+    };
+    let left: Option<f64> = open.map(left).sum();
+    Totals { counts, hours, seconds_left: left.map(|left| left / counts[1].max(1) as f64) }
+}
+
+fn as_json(sweep: &Sweep, measured: &[Measured], totals: &Totals) -> Value {
+    let [done, running, waiting, failed] = totals.counts;
+    let run = |m: &Measured| {
+        let Progress { state, epoch, epochs } = &m.progress;
+        let reason = if let State::Failed(reason) = state { Some(reason) } else { None };
+        json!({
+            "run": m.run.run, "env": m.run.env, "seed": m.run.seed, "overrides": m.run.overrides,
+            "folder": sweep.run_folder(m.run).display().to_string(), "state": state.name(),
+            "epoch": epoch, "epochs": epochs, "seconds": m.seconds, "reason": reason,
+        })
+    };
+    json!({
+        "folder": sweep.folder.display().to_string(), "done": done, "running": running, "waiting": waiting,
+        "failed": failed, "seconds_left": totals.seconds_left, "run_hours": totals.hours,
+        "runs": measured.iter().map(run).collect::<Vec<_>>(),
+    })
+}
+
+fn in_words(sweep: &Sweep, measured: &[Measured], totals: &Totals) -> String {
+    let [done, running, waiting, failed] = totals.counts;
+    let mut lines = Vec::new();
+    for m in measured {
+        let Progress { state, epoch, epochs } = &m.progress;
+        let what = match state {
+            State::Running => format!("running, epoch {epoch}/{epochs}"),
+            State::Waiting if *epoch > 0 => format!("waiting, epoch {epoch}/{epochs}"),
+            State::Failed(reason) => format!("failed after {} of {epochs} epochs: {reason}", epoch),
+            State::Done | State::Waiting => continue,
+        };
+        lines.push(format!("{:>5}  {}: {what}", m.run.run, m.run.title(&sweep.plan)));
+    }
+    lines.push(format!(
+        "{}: {done} done, {running} running, {waiting} waiting, {failed} failed",
+        counted(measured.len(), "run")
+    ));
+    let mut times = format!("{:.1} run-hours so far", totals.hours);
+    if let Some(left) = totals.seconds_left.filter(|_| running + waiting > 0) {
+        times += &format!(
+            ", about {} left with {} beside each other",
+            duration(left),
+            counted(running.max(1), "run")
+        );
+    }
+    lines.push(times);
+    lines.join("\n")
+}
