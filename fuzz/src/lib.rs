@@ -116,8 +116,12 @@ pub fn folder() -> &'static std::path::Path {
 
 /// The small checkpoint of PyTorch that the tests use, unpacked.
 pub fn checkpoint() -> Vec<(String, Vec<u8>)> {
+    unzip(include_bytes!("../../crates/cli/tests/checkpoints/tiny.pt"))
+}
+
+/// The entries of a zip.
+pub fn unzip(bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
     use std::io::Read;
-    let bytes = include_bytes!("../../crates/cli/tests/checkpoints/tiny.pt");
     let mut zip = zip::ZipArchive::new(std::io::Cursor::new(bytes)).unwrap();
     let names: Vec<String> = zip.file_names().map(String::from).collect();
     names
@@ -156,4 +160,17 @@ pub fn small_pickle() -> Vec<u8> {
         b"K\x06tQK\x00K\x02K\x03\x86K\x03K\x01\x86\x89ccollections\nOrderedDict\n)RtRu.".to_vec(),
     ]
     .concat()
+}
+
+/// A file as `torch.save` wrote it before PyTorch 1.6: [`small_pickle`] among four others, then its storage.
+pub fn legacy(floats: &[u8]) -> Vec<u8> {
+    let magic = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03.";
+    let count = (floats.len() as u64 / 4).to_le_bytes();
+    [&magic[..], b"\x80\x02}.", &small_pickle(), b"\x80\x02](X\x01\x00\x00\x000e.", &count, floats].concat()
+}
+
+/// Safetensors with a matrix of six floats.
+pub fn safetensors(floats: &[u8]) -> Vec<u8> {
+    let header = br#"{"features.0.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}      "#;
+    [&(header.len() as u64).to_le_bytes()[..], header, floats].concat()
 }
