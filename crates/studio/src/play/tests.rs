@@ -47,7 +47,7 @@ fn game_frame(session: &Session, step: usize) -> Vec<u8> {
 
 #[test]
 fn a_hundred_steps_of_play_are_dreamt_as_iris_dream_does() {
-    let device = Device::cpu(Some(2)).unwrap();
+    let device = Device::under_test(2).unwrap();
     let loaded = loaded(&device, "arcade/pong");
     let actions: Vec<usize> = (0..101).map(|i| (i * i / 3) % 3).collect();
     // What `iris dream RUN --test --from 0 --seed 5 --futures 1 --actions ...` does.
@@ -98,7 +98,7 @@ fn a_hundred_steps_of_play_are_dreamt_as_iris_dream_does() {
 
 #[test]
 fn steps_back_and_branches_give_the_same_again() {
-    let device = Device::cpu(Some(2)).unwrap();
+    let device = Device::under_test(2).unwrap();
     let loaded = loaded(&device, "arcade/breakout");
     let mut session = session(&device, &loaded, 3);
     // People and the policy take turns, with either's eyes, and reality is put back on the way.
@@ -148,7 +148,7 @@ fn steps_back_and_branches_give_the_same_again() {
 
 #[test]
 fn games_follow_each_other_and_may_be_left_again() {
-    let device = Device::cpu(Some(2)).unwrap();
+    let device = Device::under_test(2).unwrap();
     let loaded = loaded(&device, "arcade/catch");
     let mut session = session(&device, &loaded, 0);
     // A dream that goes on after the end of the game, until it is to be shown reality.
@@ -175,7 +175,7 @@ fn games_follow_each_other_and_may_be_left_again() {
 
 #[test]
 fn a_long_game_stays_within_bounds_and_can_be_come_back_to() {
-    let device = Device::cpu(Some(2)).unwrap();
+    let device = Device::under_test(2).unwrap();
     let loaded = loaded(&device, "arcade/freeway");
     let mut session = session(&device, &loaded, 0);
     for step in 0..1100 {
@@ -209,7 +209,7 @@ fn a_game_without_an_agent_is_played_by_hand() {
 #[test]
 #[ignore = "measures time"]
 fn speed() {
-    let device = Device::cpu(None).unwrap();
+    let device = Device::under_test(2).unwrap();
     let paper = AgentConfig { actions: 3, ..AgentConfig::default() };
     let paper = Loaded {
         agent: Agent::new(&device, &paper, 0).unwrap(),
