@@ -51,23 +51,7 @@ impl Tape {
         let (xv, line) = (self.f32(x), width / 2 * channels);
         cpu::chunks2_mut((out.f32_mut(), line), (taken.all_mut::<u8>(), line), |row, out, taken| {
             let above = &xv[row * 2 * width * channels..(row + 1) * 2 * width * channels];
-            let pixels = out.chunks_exact_mut(channels).zip(taken.chunks_exact_mut(channels));
-            for (ox, (out, taken)) in pixels.enumerate() {
-                let corner = 2 * ox * channels;
-                let at: [&[f32]; 4] = [0, channels, width * channels, width * channels + channels]
-                    .map(|o| &above[corner + o..corner + o + channels]);
-                for c in 0..channels {
-                    let (mut best, mut index) = (at[0][c], 0);
-                    for (i, quarter) in at.iter().enumerate().skip(1) {
-                        // NaN wins, so that it is not lost.
-                        let larger = quarter[c] > best || quarter[c].is_nan();
-                        best = if larger { quarter[c] } else { best };
-                        index = if larger { i as u8 } else { index };
-                    }
-                    out[c] = best;
-                    taken[c] = index;
-                }
-            }
+            pool_line(above, channels, out, taken);
         });
     }
 
@@ -95,21 +79,7 @@ impl MaxPool {
         let taken = tape.u8(self.taken);
         cpu::chunks_mut(dx.slice(), 2 * width * channels, |row, dx| {
             let range = row * line..(row + 1) * line;
-            let (dy, taken) = (&dy.f32()[range.clone()], &taken[range]);
-            let (top, bottom) = dx.split_at_mut(width * channels);
-            for ox in 0..width / 2 {
-                for (part, dx) in [&mut *top, &mut *bottom].into_iter().enumerate() {
-                    for side in 0..2 {
-                        let index = (2 * part + side) as u8;
-                        let dx = &mut dx[(2 * ox + side) * channels..][..channels];
-                        let source = ox * channels..(ox + 1) * channels;
-                        for ((d, g), t) in dx.iter_mut().zip(&dy[source.clone()]).zip(&taken[source]) {
-                            let value = if *t == index { *g } else { 0.0 };
-                            *d = if accumulate { *d + value } else { value };
-                        }
-                    }
-                }
-            }
+            spread_line(&dy.f32()[range.clone()], &taken[range], channels, accumulate, dx);
         });
     }
 
@@ -118,6 +88,71 @@ impl MaxPool {
         let (dy, taken) = (View::new(dy.at(), self.out.dtype()), tape.at(self.taken));
         let grid = Grid::elements(gpu, n);
         kernels::max_pool_gradient(gpu, grid, dx.view(), dy, taken, width, channels, n, dx.accumulate)
+    }
+}
+
+/// Channels at a time, in registers.
+const LANES: usize = 16;
+
+/// Calls `f(start, length)` for the channels, whole vectors of them first.
+#[inline(always)]
+fn for_lanes(channels: usize, mut f: impl FnMut(usize, usize)) {
+    let whole = channels - channels % LANES;
+    for first in (0..whole).step_by(LANES) {
+        f(first, LANES);
+    }
+    for c in whole..channels {
+        f(c, 1);
+    }
+}
+
+cpu::multiversion! {
+    /// Two lines of pixels, one after the other, to one.
+    fn pool_line(above: &[f32], channels: usize, out: &mut [f32], taken: &mut [u8]) {
+        let (top, bottom) = above.split_at(above.len() / 2);
+        let pixels = out.chunks_exact_mut(channels).zip(taken.chunks_exact_mut(channels));
+        let pairs = top.chunks_exact(2 * channels).zip(bottom.chunks_exact(2 * channels));
+        for ((out, taken), (top, bottom)) in pixels.zip(pairs) {
+            let ((a, b), (c, d)) = (top.split_at(channels), bottom.split_at(channels));
+            for_lanes(channels, |first, len| {
+                let lanes = first..first + len;
+                let mut best = [0.0; LANES];
+                let mut index = [0; LANES];
+                best[..len].copy_from_slice(&a[lanes.clone()]);
+                for (i, quarter) in [(1, b), (2, c), (3, d)] {
+                    for ((best, index), &x) in best.iter_mut().zip(&mut index).zip(&quarter[lanes.clone()]) {
+                        // NaN wins, so that it is not lost.
+                        let larger = x > *best || x.is_nan();
+                        *best = if larger { x } else { *best };
+                        *index = if larger { i } else { *index };
+                    }
+                }
+                out[lanes.clone()].copy_from_slice(&best[..len]);
+                taken[lanes].iter_mut().zip(&index).for_each(|(t, i): (_, &i32)| *t = *i as u8);
+            });
+        }
+    }
+}
+
+cpu::multiversion! {
+    /// The gradient of one line to that of the two lines it came from.
+    fn spread_line(dy: &[f32], taken: &[u8], channels: usize, accumulate: bool, dx: &mut [f32]) {
+        let (top, bottom) = dx.split_at_mut(dx.len() / 2);
+        let pixels = dy.chunks_exact(channels).zip(taken.chunks_exact(channels));
+        let pairs = top.chunks_exact_mut(2 * channels).zip(bottom.chunks_exact_mut(2 * channels));
+        for ((dy, taken), (top, bottom)) in pixels.zip(pairs) {
+            let ((a, b), (c, d)) = (top.split_at_mut(channels), bottom.split_at_mut(channels));
+            for (i, dx) in [a, b, c, d].into_iter().enumerate() {
+                for_lanes(channels, |first, len| {
+                    let lanes = first..first + len;
+                    let sources = dy[lanes.clone()].iter().zip(&taken[lanes.clone()]);
+                    for (d, (g, t)) in dx[lanes].iter_mut().zip(sources) {
+                        let value = if i32::from(*t) == i as i32 { *g } else { 0.0 };
+                        *d = if accumulate { *d + value } else { value };
+                    }
+                });
+            }
+        }
     }
 }
 
