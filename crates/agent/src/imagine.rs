@@ -2,6 +2,7 @@
 
 use engine::{Buffer, Device, Error, Key, Lstm, Result, StepId, Stepper, Tape, Temperature, Tensor};
 
+use crate::gallery::Gallery;
 use crate::{Agent, AgentId, Memory};
 
 /// Rolls dreams out, `batch` at a time. Each imagined step is one step of the engine: nothing goes through the host in between.
@@ -16,6 +17,8 @@ pub struct Dreamer {
     given: Buffer,
     /// Of the policy.
     temperature: Temperature,
+    /// Where frames are looked up before they are rendered.
+    gallery: Option<Gallery>,
     trajectories: Trajectories,
 }
 
@@ -199,6 +202,7 @@ impl Dreamer {
             },
             given: device.buffer::<i32>("given actions", [batch])?,
             temperature: Temperature::new(device, 1.0)?,
+            gallery: Gallery::new(device, agent, batch)?,
             trajectories: Trajectories {
                 frames: device.buffer::<f32>("dreamt frames", [batch, horizon, size, size, 3])?,
                 tokens: state.past_tokens.clone(),
@@ -279,7 +283,7 @@ impl Dreamer {
         last: bool,
         details: Option<&Details>,
     ) -> Result<()> {
-        let Dreamer { stepper, state, given, temperature, trajectories, .. } = self;
+        let Dreamer { stepper, state, given, temperature, gallery, trajectories, .. } = self;
         let State { memory, tokens, hidden, cell, positions: at, .. } = &*state;
         let at = *at;
         let id = StepId::new(
@@ -293,11 +297,12 @@ impl Dreamer {
                 details: details.map(|details| details.with_tokens),
             },
         );
+        let shown = gallery.as_mut().map(|gallery| gallery.show(agent, tokens)).transpose()?;
         stepper.infer_captured(id, |tape| -> Result<()> {
             // The policy looks at the decoded frame and acts.
             let seen = tape.buffer(tokens)?;
             tape.store_step(&trajectories.tokens, t, seen)?;
-            let frame = agent.tokenizer.render(tape, seen)?;
+            let frame = frame_of(tape, agent, seen, shown)?;
             tape.store_step(&trajectories.frames, t, frame)?;
             let lstm = Lstm { hidden: tape.buffer(hidden)?, cell: tape.buffer(cell)? };
             let sight = agent.actor_critic.look(tape, frame)?;
@@ -340,12 +345,13 @@ impl Dreamer {
     /// action that was set and the tokens i32 [B, K] of the frame that followed. Nothing is sampled. It fits into memory, like a [`step`](Dreamer::step).
     pub(crate) fn condition(&mut self, agent: &Agent, t: usize, next: &[i32]) -> Result<()> {
         self.start.tokens.write(next)?;
-        let Dreamer { stepper, state, given, start, trajectories, .. } = self;
+        let Dreamer { stepper, state, given, start, gallery, trajectories, .. } = self;
         let State { memory, tokens, hidden, cell, positions: at, .. } = &*state;
+        let shown = gallery.as_mut().map(|gallery| gallery.show(agent, tokens)).transpose()?;
         stepper.infer(|tape| -> Result<()> {
             let seen = tape.buffer(tokens)?;
             tape.store_step(&trajectories.tokens, t, seen)?;
-            let frame = agent.tokenizer.render(tape, seen)?;
+            let frame = frame_of(tape, agent, seen, shown)?;
             let lstm = Lstm { hidden: tape.buffer(hidden)?, cell: tape.buffer(cell)? };
             let sight = agent.actor_critic.look(tape, frame)?;
             let lstm = agent.actor_critic.remember(tape, sight.gates, lstm)?;
@@ -394,6 +400,9 @@ impl Dreamer {
         let (batch, burn_in, width) = (self.batch, self.burn_in, agent.config.actor_critic.hidden);
         self.state.hidden.write(&vec![0f32; batch * width])?;
         self.state.cell.write(&vec![0f32; batch * width])?;
+        if let Some(gallery) = &mut self.gallery {
+            gallery.enter(agent)?;
+        }
         let Dreamer { stepper, state, start, trajectories, .. } = self;
         let State { memory, tokens, hidden, cell, .. } = &*state;
         // The dreamer's own buffers stay the same as long as it lives.
@@ -419,6 +428,14 @@ impl Dreamer {
         })?;
         state.positions = agent.world_model.tokens;
         Ok(())
+    }
+}
+
+/// What tokens i32 [B, K] look like, [B, H, W, 3] in [0, 1]: rendered, unless it was looked up.
+fn frame_of(tape: &mut Tape, agent: &Agent, tokens: Tensor, shown: Option<&Buffer>) -> Result<Tensor> {
+    match shown {
+        Some(shown) => tape.buffer(shown),
+        None => agent.tokenizer.render(tape, tokens),
     }
 }
 

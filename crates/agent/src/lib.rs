@@ -15,6 +15,7 @@ mod files;
 mod font;
 #[doc(hidden)]
 pub mod fuzzing;
+mod gallery;
 mod imagine;
 mod layers;
 pub mod npz;

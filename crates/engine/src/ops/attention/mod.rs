@@ -76,7 +76,8 @@ impl Tape {
             return Err(Error::BadShape { op: OP, shape: q.shape(), rule: "the heads divide D" });
         }
         super::dropout::check_rate(OP, dropout)?;
-        let site = self.next_site();
+        // Without dropout nothing is drawn, so what is drawn later must not depend on whether this ran.
+        let site = if dropout > 0.0 { self.next_site() } else { self.key.site(0) };
         let setup = Setup { batch, time, width, heads, causal, dropout, site };
         let dtype = self.float();
         let mut out = self.alloc(batch * time * width, dtype)?;
