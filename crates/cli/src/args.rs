@@ -344,7 +344,11 @@ pub struct BenchArgs {
     #[arg(long)]
     pub breakdown: bool,
 
-    /// Repetitions of each case; 7 on the CPU and 50 on a GPU by default.
+    /// A table of what a step costs with other batches, horizons and networks.
+    #[arg(long, conflicts_with_all = ["cases", "breakdown"])]
+    pub scaling: bool,
+
+    /// Repetitions of each case; 7 on the CPU and 50 on a GPU by default, with --scaling 3 and 20.
     #[arg(long, value_parser = up_to(1_000_000))]
     pub repeats: Option<usize>,
 }

@@ -1,5 +1,7 @@
 //! `iris bench`: the steps that training runs, at paper size.
 
+mod scaling;
+
 use std::time::Instant;
 
 use agent::train::{ActorCriticObjective, Learner, Objective, TokenizerObjective, WorldModelObjective};
@@ -24,9 +26,17 @@ pub fn run(args: BenchArgs) -> Result<()> {
     if args.breakdown && !gpu {
         bail!("--breakdown needs a GPU: add --device cuda");
     }
-    let repeats = args.repeats.unwrap_or(if gpu { 50 } else { 7 });
+    let repeats = args.repeats.unwrap_or(match (gpu, args.scaling) {
+        (true, false) => 50,
+        (true, true) => 20,
+        (false, false) => 7,
+        (false, true) => 3,
+    });
     let which = if gpu { "median" } else { "best" };
     say!("iris {}, {words}, {which} of {repeats}", env!("CARGO_PKG_VERSION"));
+    if args.scaling {
+        return scaling::run(&device, repeats);
+    }
     for reason in AgentConfig::default().slow_paths(&device) {
         say!("  slower than it could be: {reason}");
     }
@@ -76,7 +86,7 @@ fn reference(case: BenchCase) -> Option<f64> {
 
 /// Every game this program was built with.
 fn games(repeats: usize) -> Result<()> {
-    for game in envs::all_games() {
+    for game in envs::all_games().into_iter().filter(envs::Game::is_built) {
         let mut best: f64 = 0.0;
         for _ in 0..repeats {
             best = best.max(envs::steps_per_second(&game, 64, 1000)?);
@@ -86,9 +96,32 @@ fn games(repeats: usize) -> Result<()> {
     Ok(())
 }
 
+/// How much a step gets at once.
+#[derive(Clone, Copy)]
+struct Load {
+    /// Of the tokenizer.
+    frames: usize,
+    /// Of the world model.
+    sequences: usize,
+    /// Of the policy, and their length.
+    dreams: usize,
+    horizon: usize,
+}
+
+impl Load {
+    /// The paper's on a GPU; on a CPU a part of it, as steps of the whole would take minutes.
+    fn of(device: &Device) -> Load {
+        match device.is_gpu() {
+            true => Load { frames: 256, sequences: 64, dreams: 64, horizon: 20 },
+            false => Load { frames: 8, sequences: 2, dreams: 4, horizon: 20 },
+        }
+    }
+}
+
 struct Bench {
     device: Device,
     config: AgentConfig,
+    load: Load,
     stepper: Stepper,
     repeats: usize,
     breakdown: bool,
@@ -103,6 +136,7 @@ impl Bench {
         Bench {
             device: device.clone(),
             config: AgentConfig { actions: 6, ..AgentConfig::default() },
+            load: Load::of(device),
             stepper: Stepper::new(device, key),
             repeats: repeats.max(1),
             breakdown,
@@ -114,11 +148,6 @@ impl Bench {
     fn new_world_model(&self) -> Result<WorldModel> {
         let config = &self.config;
         Ok(WorldModel::new(&self.device, &config.world_model, &config.tokenizer, config.actions, 0)?)
-    }
-
-    /// What fits the device: the CPU's batch or the paper's.
-    fn batch(&self, cpu: usize, gpu: usize) -> usize {
-        if self.device.is_gpu() { gpu } else { cpu }
     }
 
     /// Seconds of the fastest run on the CPU, of the median run on a GPU, after those that warm up and are recorded.
@@ -167,16 +196,16 @@ impl Bench {
     }
 
     fn tokenizer(&mut self, perceptual: Option<Perceptual>) -> Result<f64> {
-        let (config, batch) = (&self.config.tokenizer, self.batch(8, 256));
+        let config = &self.config.tokenizer;
         let tokenizer = Tokenizer::new(&self.device, config, 0)?;
-        let objective = TokenizerObjective::new(&self.device, config, batch, perceptual, 0.0)?;
+        let objective = TokenizerObjective::new(&self.device, config, self.load.frames, perceptual, 0.0)?;
         let bytes: Vec<u8> = (0..objective.frames.shape().len()).map(|_| self.rng.below(256) as u8).collect();
         objective.frames.write(&bytes)?;
         self.updates(objective, Adam::default(), &tokenizer)
     }
 
     fn world_model(&mut self) -> Result<f64> {
-        let objective = WorldModelObjective::new(&self.device, &self.config, self.batch(2, 64))?;
+        let objective = WorldModelObjective::new(&self.device, &self.config, self.load.sequences)?;
         self.random_integers(&objective.tokens, 512)?;
         self.random_integers(&objective.actions, 6)?;
         self.random_integers(&objective.rewards, 3)?;
@@ -188,15 +217,17 @@ impl Bench {
     }
 
     fn actor_critic(&mut self) -> Result<f64> {
-        let batch = self.batch(4, 64);
+        let Load { dreams, horizon, .. } = self.load;
+        let (size, tokens) = (self.config.tokenizer.frame_size, self.config.tokenizer.tokens());
+        let hidden = self.config.actor_critic.hidden;
         let dreamt = Trajectories {
-            frames: self.numbers("frames", [batch, 20, 64, 64, 3])?,
-            tokens: self.integers("tokens", [batch, 20, 16], 512)?,
-            actions: self.integers("actions", [batch, 20], 6)?,
-            rewards: self.numbers("rewards", [batch, 20])?,
-            ends: self.integers("ends", [batch, 20], 1)?,
-            hidden: self.numbers("hidden", [batch, 512])?,
-            cell: self.numbers("cell", [batch, 512])?,
+            frames: self.numbers("frames", [dreams, horizon, size, size, 3])?,
+            tokens: self.integers("tokens", [dreams, horizon, tokens], 512)?,
+            actions: self.integers("actions", [dreams, horizon], 6)?,
+            rewards: self.numbers("rewards", [dreams, horizon])?,
+            ends: self.integers("ends", [dreams, horizon], 1)?,
+            hidden: self.numbers("hidden", [dreams, hidden])?,
+            cell: self.numbers("cell", [dreams, hidden])?,
         };
         let config = &self.config;
         let policy =
@@ -205,12 +236,13 @@ impl Bench {
     }
 
     fn behaviour(&mut self) -> Result<f64> {
-        let batch = self.batch(4, 64);
+        let Load { dreams, horizon, .. } = self.load;
         let agent = Agent::new(&self.device, &self.config, 0)?;
-        let mut dreamer = Dreamer::new(&self.device, &agent, batch, 20, 20, Key::new(0, 1))?;
-        let frames = self.numbers("frames", [batch, 20, 64, 64, 3])?;
+        let mut dreamer = Dreamer::new(&self.device, &agent, dreams, horizon, 20, Key::new(0, 1))?;
+        let size = self.config.tokenizer.frame_size;
+        let frames = self.numbers("frames", [dreams, 20, size, size, 3])?;
         dreamer.start().frames.write(&frames.read::<f32>()?)?;
-        dreamer.start().mask.write(&vec![1i32; batch * 20])?;
+        dreamer.start().mask.write(&vec![1i32; dreams * 20])?;
         self.random_integers(&dreamer.start().tokens, 512)?;
         let objective = ActorCriticObjective::new(dreamer.trajectories().clone(), Returns::default());
         let mut learner = Learner::new(&self.device, objective, Adam::default(), LEARNING_RATE)?;
@@ -223,7 +255,7 @@ impl Bench {
     /// Frames of 17 tokens, as in a dream: a GPU captures each once.
     fn decode(&mut self) -> Result<f64> {
         const TOKENS: usize = 17;
-        let batch = self.batch(8, 64);
+        let batch = if self.device.is_gpu() { 64 } else { 8 };
         let tokens = self.integers("tokens", [batch, 1], 512)?;
         let model = self.new_world_model()?;
         let memory = model.memory(&self.device, batch)?;
