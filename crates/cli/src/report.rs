@@ -30,22 +30,16 @@ pub fn run(args: ReportArgs) -> Result<()> {
     let gathered = report::gather(&request)?;
     let variants = if args.tables { report::variant_tables(&gathered)? } else { Vec::new() };
     let watch = Watch::new();
-    let report = Report::watched(gathered, settings, &|what, done, total| {
+    let mut report = Report::watched(gathered, settings, &|what, done, total| {
         watch.progress(what, done, total);
     })?;
+    report.notes.extend(variants.iter().filter_map(VariantTable::note));
+    report.variants = variants;
     drop(watch);
     // First: whoever reads the table may have seen enough of it early.
     let files = report::write(&report, &args.out)?;
     let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     say!("{}", report::terminal(&report, colour).trim_end());
-    for VariantTable { title, variant, text, has_games } in &variants {
-        say!("\n{title}\n{}", text.trim_end());
-        if !has_games {
-            tell!(
-                "note: {title}: only the aggregates that the paper prints, the scores of the 26 games are not part of this program; give them as a score file {variant}.json"
-            );
-        }
-    }
     for note in &report.notes {
         tell!("note: {note}");
     }

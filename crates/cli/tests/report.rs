@@ -68,8 +68,21 @@ fn the_paper_without_arguments() {
     );
     assert!(notes.contains("give them as a score file IRIS-10M.json"), "{notes}");
     assert!(scratch.text("report/table.tex").contains("\\begin{tabular}{lrrrrrrrrr}"));
+    // The files have them, too.
+    for (file, row) in [
+        ("table.md", "| Mean | 1.046 | 7.488 | +616% |"),
+        ("table.tex", "Mean & 1.046 & 7.488 & +616\\% \\\\"),
+        ("report.html", "<td>Mean</td><td>1.046</td><td>7.488</td><td>+616%</td>"),
+    ] {
+        let text = scratch.text(&format!("report/{file}"));
+        assert!(
+            text.contains(row) && text.contains("Table 8: IRIS after 100k and after 10M steps"),
+            "{file}"
+        );
+    }
     let json: serde_json::Value = serde_json::from_slice(&scratch.read("report/report.json")).unwrap();
     assert_eq!(json["agents"].as_array().unwrap().len(), 7);
+    assert_eq!(json["variants"][1]["rows"][2], serde_json::json!(["Mean", "1.046", "7.488", "+616%"]));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use crate::figures::Figure;
 use crate::report::Report;
 use crate::table::{Cell, Row, Table};
 use crate::text::{GAINS_LEGEND, gains, latex, markdown, summary};
+use crate::variants::VariantTable;
 
 const STYLE: &str = "
 :root{color-scheme:light dark;--paper:#fff;--ink:#1a1a1a;--muted:#5c5c5c;--grid:#ddd;--stripe:#f5f5f5}
@@ -72,6 +73,11 @@ pub fn html(report: &Report, figures: &[Figure], json: &str) -> String {
     out.push_str(
         "</div>\n<p>Mean over runs. Bold: best without look-ahead search. Underlined: best overall.</p>\n",
     );
+    for VariantTable { title, rows: table, .. } in &report.variants {
+        let _ = write!(out, "<h2>{}</h2>\n<div class=\"wide\">", escape(title));
+        rows(&mut out, table);
+        out.push_str("</div>\n");
+    }
     out.push_str("<h2>Sources</h2>\n<ul>\n");
     for agent in &report.agents {
         let _ = writeln!(out, "<li>{}: {}</li>", escape(&agent.name), escape(&agent.source));

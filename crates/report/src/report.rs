@@ -13,6 +13,7 @@ use crate::improvement::improvement;
 use crate::input::Gathered;
 use crate::metrics::{Aggregates, aggregates, mean, superhuman};
 use crate::resample::{CONFIDENCE, Randomness, Rng, Watcher};
+use crate::variants::VariantTable;
 
 /// How the intervals are made.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -49,6 +50,8 @@ pub struct Report {
     /// The thresholds of every profile.
     pub taus: Vec<f64>,
     pub improvement: Option<Improvements>,
+    /// Tables 7 and 8 of the paper, where they are asked for.
+    pub variants: Vec<VariantTable>,
     pub notes: Vec<String>,
 }
 
@@ -147,7 +150,16 @@ impl Report {
             .collect();
         let improvement = improvements(&agents, &settings, randomness, &mut notes);
         let games = played.iter().map(|game| reference(game, &games)).collect();
-        Report { settings, confidence: CONFIDENCE, games, agents: reports, taus, improvement, notes }
+        Report {
+            settings,
+            confidence: CONFIDENCE,
+            games,
+            agents: reports,
+            taus,
+            improvement,
+            variants: Vec::new(),
+            notes,
+        }
     }
 
     /// Whether scores are measured against humans throughout.

@@ -13,6 +13,13 @@ pub struct Cell {
     pub underlined: bool,
 }
 
+/// In JSON a cell is its text.
+impl serde::Serialize for Cell {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.text)
+    }
+}
+
 /// One game, or one line of the summary below the games.
 #[derive(Debug)]
 pub struct Row {

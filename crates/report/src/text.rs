@@ -5,6 +5,7 @@ use std::fmt::Write;
 use crate::metrics::Metric;
 use crate::report::{AgentReport, Estimate, Improvement, Report};
 use crate::table::{Cell, MISSING, Row, Table, decimals};
+use crate::variants::VariantTable;
 
 /// Wider tables are left to the files.
 const WIDEST: usize = 120;
@@ -36,6 +37,9 @@ pub fn terminal(report: &Report, colour: bool) -> String {
     if let Some(gains) = gains(report) {
         out.push('\n');
         out.push_str(&aligned(&gains, colour));
+    }
+    for VariantTable { title, rows, .. } in &report.variants {
+        let _ = write!(out, "\n{title}\n{}", aligned(rows, colour));
     }
     out
 }
@@ -194,6 +198,10 @@ pub fn markdown(report: &Report) -> String {
         whole(&mut out, &gains);
         let _ = writeln!(out, "\n{GAINS_LEGEND}");
     }
+    for VariantTable { title, rows, .. } in &report.variants {
+        let _ = writeln!(out, "\n{title}\n");
+        whole(&mut out, rows);
+    }
     for note in &report.notes {
         let _ = writeln!(out, "- {note}");
     }
@@ -243,6 +251,18 @@ pub fn latex(report: &Report) -> String {
     out.push_str("\\midrule\n");
     rows(&mut out, &table.summary);
     out.push_str("\\bottomrule\n\\end{tabular}\n");
+    for VariantTable { title, rows, .. } in &report.variants {
+        let columns = rows.first().map_or(0, |head| head.len().saturating_sub(1));
+        let _ = writeln!(out, "\n% {title}\n\\begin{{tabular}}{{l{}}}\n\\toprule", "r".repeat(columns));
+        for (index, row) in rows.iter().enumerate() {
+            let cells: Vec<String> = row.iter().map(|cell| escape_latex(&cell.text)).collect();
+            let _ = writeln!(out, "{} \\\\", cells.join(" & "));
+            if index == 0 {
+                out.push_str("\\midrule\n");
+            }
+        }
+        out.push_str("\\bottomrule\n\\end{tabular}\n");
+    }
     out
 }
 

@@ -1,11 +1,13 @@
 //! Tables 7 and 8 of the paper: IRIS with more tokens per frame, and IRIS with more steps.
 
+use serde::Serialize;
+
 use crate::ReportError;
 use crate::agents::{Agent, published};
 use crate::input::Gathered;
 use crate::metrics::{Aggregates, Metric, aggregates, mean, superhuman};
 use crate::table::{Cell, decimals};
-use crate::text::{aligned, percent, plain};
+use crate::text::{percent, plain};
 
 const BASE: &str = "IRIS";
 
@@ -14,14 +16,27 @@ const PRINTED: (usize, Aggregates<f64>) =
     (15, Aggregates { mean: 7.488, median: 1.207, iqm: 2.239, optimality_gap: 0.282 });
 
 /// A table of the paper that compares IRIS with a variant of itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct VariantTable {
     pub title: &'static str,
     /// The agent that is compared with IRIS.
     pub variant: &'static str,
-    pub text: String,
-    /// Whether there are scores of games; otherwise the text has the aggregates that the paper prints.
+    /// The first row is the header.
+    pub(crate) rows: Vec<Vec<Cell>>,
+    /// Whether there are scores of games; otherwise the rows are the aggregates that the paper prints.
     pub has_games: bool,
+}
+
+impl VariantTable {
+    /// What the aggregates come from, where no scores of games are known.
+    pub fn note(&self) -> Option<String> {
+        let VariantTable { title, variant, has_games, .. } = self;
+        (!has_games).then(|| {
+            format!(
+                "{title}: only the aggregates that the paper prints, the scores of the 26 games are not part of this program; give them as a score file {variant}.json"
+            )
+        })
+    }
 }
 
 /// Both tables. The user's agents take precedence over published ones of the same name.
@@ -40,7 +55,7 @@ pub fn variant_tables(gathered: &Gathered) -> Result<Vec<VariantTable>, ReportEr
             Some(other) => rows.compare(base, other, summarised),
             None => rows.summary(summary(base, base.games.keys()), PRINTED),
         }
-        tables.push(VariantTable { title, variant, text: rows.text(), has_games: other.is_some() });
+        tables.push(VariantTable { title, variant, rows: rows.0, has_games: other.is_some() });
     }
     Ok(tables)
 }
@@ -83,9 +98,5 @@ impl Rows {
         let change = if before > 0.0 { percent(after / before - 1.0) } else { String::new() };
         let numbers = values.map(|value| decimals(value, digits));
         self.0.push([label.to_string()].into_iter().chain(numbers).chain([change]).map(plain).collect());
-    }
-
-    fn text(&self) -> String {
-        aligned(&self.0, false)
     }
 }
