@@ -202,6 +202,54 @@ mod tests {
         })
     }
 
+    /// The gradient with respect to the outputs is the change of the loss per change of an output; that of a padded step is zero.
+    #[test]
+    fn gradients_match_differences() -> Result<()> {
+        let device = Device::under_test(1)?;
+        for model in [RewardModel::Mse, RewardModel::SymlogBins] {
+            let (rewards, outputs) = ([0.5f32, -7.0, 3.0], model.outputs());
+            let targets = rewards.map(|reward| model.target(reward));
+            let classes = model.classes();
+            let line = if classes == 1 { vec![1, 3] } else { vec![1, 3, classes] };
+            let shape = engine::Shape::try_from(line.as_slice())?;
+            let (labels, amounts) =
+                (device.buffer::<i32>("classes", shape)?, device.buffer::<f32>("amounts", shape)?);
+            labels.write(&targets.iter().flat_map(|t| t.0[..classes].to_vec()).collect::<Vec<_>>())?;
+            amounts.write(&targets.iter().flat_map(|t| t.1[..classes].to_vec()).collect::<Vec<_>>())?;
+            let mask = device.buffer::<i32>("mask", [1, 3])?;
+            mask.write(&[1, 1, 0])?;
+            let mut builder = engine::ParamsBuilder::new();
+            let parameter = builder.add("outputs", [1, 3, outputs], engine::Init::Constant(0.0));
+            let params = builder.build(&device, "rewards", 0)?;
+            let mut stepper = Stepper::new(&device, Key::new(0, 0));
+            let values: Vec<f32> = (0..3 * outputs).map(|i| (1.0 + i as f32).sin()).collect();
+            let mut loss_at = |values: &[f32]| -> Result<(f32, Vec<f32>)> {
+                params.set("outputs", values)?;
+                let loss = stepper.run(|tape| -> Result<f32> {
+                    let (labels, amounts) = (tape.buffer(&labels)?, tape.buffer(&amounts)?);
+                    let (mask, outputs) = (tape.buffer(&mask)?, tape.param(&params, parameter)?);
+                    let loss = model.loss(tape, outputs, labels, Some(amounts), mask)?;
+                    tape.backward(loss)?;
+                    Ok(tape.read::<f32>(loss)?[0])
+                })?;
+                Ok((loss, params.gradient("outputs")?))
+            };
+            let gradient = loss_at(&values)?.1;
+            for i in [0, outputs / 2, outputs, 2 * outputs - 1, 2 * outputs, 3 * outputs - 1] {
+                let mut moved = |by: f32| {
+                    let mut values = values.clone();
+                    values[i] += by;
+                    loss_at(&values).map(|(loss, _)| loss)
+                };
+                let difference = (moved(0.05)? - moved(-0.05)?) / 0.1;
+                let close = (gradient[i] - difference).abs() <= 2e-3 * difference.abs().max(1.0);
+                assert!(close, "{model:?}, output {i}: {} for {difference}", gradient[i]);
+                assert!(i < 2 * outputs || gradient[i] == 0.0);
+            }
+        }
+        Ok(())
+    }
+
     /// A world model that has learnt a game without pictures in which action 0 is rewarded with 1 and action 1 with 10.
     fn trained(device: &Device, model: RewardModel) -> Result<(Agent, Learner<WorldModelObjective>)> {
         let mut config: AgentConfig = tiny_agent(device)?.config;

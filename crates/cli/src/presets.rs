@@ -36,25 +36,28 @@ pub fn find(preset: &str) -> Result<&'static str> {
     }
 }
 
-/// Refuses a run that its preset cannot mean: the scores of the release come with pretrained perceptual weights.
+/// Refuses a run whose perceptual network is not there, and the release's settings without a pretrained one: its scores come with those weights.
 pub fn check(args: &ConfigArgs, config: &TrainConfig) -> Result<()> {
     let perceptual = config.tokenizer.perceptual.as_str();
-    if args.preset != RELEASE || Path::new(perceptual).is_dir() {
+    let none = matches!(perceptual, "random" | "none");
+    if Path::new(perceptual).is_dir() || none && args.preset != RELEASE {
         return Ok(());
     }
-    let what = match perceptual {
-        "random" | "none" => "is not a folder",
-        _ => "is not a folder that exists",
+    let needs = match args.preset == RELEASE {
+        true => format!("the preset {RELEASE} needs the pretrained perceptual network, but "),
+        false => String::new(),
     };
+    let what = if none { "is not a folder" } else { "is not a folder that exists" };
     bail!(
-        "the preset {RELEASE} needs the pretrained perceptual network, but tokenizer.perceptual={perceptual} {what}. Make it with `{} import-perceptual vgg16-397923af.pth vgg.pth --out vgg16-lpips` (docs/training.md says where these files are), or name its folder with tokenizer.perceptual=FOLDER",
+        "{needs}tokenizer.perceptual={perceptual} {what}. Make it with `{} import-perceptual vgg16-397923af.pth vgg.pth --out vgg16-lpips` (docs/training.md says where these files are), or name its folder with tokenizer.perceptual=FOLDER",
         program()
     )
 }
 
-/// What a preset advises about the device.
-pub fn remark(args: &ConfigArgs, device: &DeviceArgs, is_gpu: bool) -> Option<String> {
-    let differs = args.preset == RELEASE && is_gpu && device.precision == PrecisionName::Bf16;
+/// What the release's settings advise about the device, from whichever preset or file they come.
+pub fn remark(config: &TrainConfig, device: &DeviceArgs, is_gpu: bool) -> Option<String> {
+    let release = config.tokenizer.perceptual_dropout > 0.0 && !config.actor_critic.returns.stop_at_end;
+    let differs = release && is_gpu && device.precision == PrecisionName::Bf16;
     differs.then(|| "the release computes in f32; --precision f32 does so here, too".into())
 }
 
@@ -66,6 +69,7 @@ mod tests {
     use toml::Value;
 
     use super::*;
+    use crate::args::DeviceName;
     use crate::config::{combine, document};
 
     fn preset(name: &str, env: &str) -> TrainConfig {
@@ -123,6 +127,18 @@ mod tests {
         assert!(returns.stop_at_end && config.world_model.truncation_ends_episode);
     }
 
+    #[test]
+    fn the_releases_settings_advise_f32_on_a_gpu() {
+        let device = |precision| DeviceArgs { device: DeviceName::Cuda, precision, threads: None };
+        let advised = |name, precision, is_gpu| {
+            remark(&preset(name, "arcade/catch"), &device(precision), is_gpu).is_some()
+        };
+        assert!(advised(RELEASE, PrecisionName::Bf16, true));
+        assert!(!advised(RELEASE, PrecisionName::F32, true));
+        assert!(!advised(RELEASE, PrecisionName::Bf16, false));
+        assert!(!advised("atari-100k", PrecisionName::Bf16, true));
+    }
+
     /// Appendix H: Freeway is collected at temperature 0.01, under each of its names.
     #[test]
     fn freeway_is_collected_at_a_low_temperature() {
@@ -169,6 +185,7 @@ mod tests {
             changed("atari-100k-release", "Alien"),
             [
                 "actor_critic.returns.stop_at_end=false",
+                "evaluation.losses=true",
                 "tokenizer.perceptual=\"vgg16-lpips\"",
                 "tokenizer.perceptual_dropout=0.5",
             ]

@@ -74,7 +74,7 @@ pub fn watched(args: TrainArgs, stop: Stop, listener: Option<Listener>) -> Resul
         return Ok(Ended::Done);
     }
     let protocol = config::protocol_remark(&trainer.config.atari, trainer.game());
-    let advised = presets::remark(&args.config, &args.device, device.is_gpu());
+    let advised = presets::remark(&trainer.config, &args.device, device.is_gpu());
     remarks(&trainer.config)
         .iter()
         .chain(&protocol)

@@ -59,6 +59,16 @@ fn the_releases_settings_need_pretrained_weights() {
         assert!(said.contains(found), "{said}");
         assert!(said.contains(" import-perceptual vgg16-397923af.pth vgg.pth --out vgg16-lpips` "), "{said}");
     }
+    // Written to a file and read from there, the settings need the weights as well.
+    let printed = iris().args(["config", "--preset", "atari-100k-release", "--env", "arcade/catch"]).output();
+    let file = scratch.0.join("config.toml");
+    std::fs::write(&file, printed.unwrap().stdout).unwrap();
+    let output = iris().arg("train").arg("--config").arg(&file).current_dir(&scratch.0).output().unwrap();
+    let said = stderr(&output);
+    assert!(
+        !output.status.success() && said.contains("tokenizer.perceptual=vgg16-lpips is not a folder that")
+    );
+    assert!(said.contains(" import-perceptual vgg16-397923af.pth "), "{said}");
     // A folder without the weights is another mistake.
     std::fs::create_dir(scratch.0.join("vgg16-lpips")).unwrap();
     assert!(refused(&[]).contains("tokenizer.perceptual: "));

@@ -69,7 +69,9 @@ fn a_paper_size_checkpoint_is_used() {
         assert!(said.contains(line), "{said}");
     }
     assert!(said.contains("kept for the loss"), "{said}");
-    walk(&scratch, &agent, "arcade/catch");
+    for game in ["arcade/catch", "arcade/pong", "arcade/freeway"] {
+        walk(&scratch, &agent, game);
+    }
 }
 
 /// Smaller networks for games that are longer.
@@ -88,10 +90,8 @@ fn walk_small(game: &str, actions: usize) {
 }
 
 #[test]
-fn checkpoints_are_used_in_three_more_games() {
-    for game in ["arcade/breakout", "arcade/freeway", "arcade/pong"] {
-        walk_small(game, 3);
-    }
+fn a_small_checkpoint_is_used_in_one_more_game() {
+    walk_small("arcade/breakout", 3);
 }
 
 #[cfg(feature = "atari")]
