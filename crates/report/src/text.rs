@@ -38,8 +38,8 @@ pub fn terminal(report: &Report, colour: bool) -> String {
         out.push('\n');
         out.push_str(&aligned(&gains, colour));
     }
-    for VariantTable { title, rows, .. } in &report.variants {
-        let _ = write!(out, "\n{title}\n{}", aligned(rows, colour));
+    for table in &report.variants {
+        let _ = write!(out, "\n{}\n{}", table.title, table.text());
     }
     out
 }

@@ -7,7 +7,7 @@ use crate::agents::{Agent, published};
 use crate::input::Gathered;
 use crate::metrics::{Aggregates, Metric, aggregates, mean, superhuman};
 use crate::table::{Cell, decimals};
-use crate::text::{percent, plain};
+use crate::text::{aligned, percent, plain};
 
 const BASE: &str = "IRIS";
 
@@ -28,6 +28,11 @@ pub struct VariantTable {
 }
 
 impl VariantTable {
+    /// The table as the terminal shows it.
+    pub fn text(&self) -> String {
+        aligned(&self.rows, false)
+    }
+
     /// What the aggregates come from, where no scores of games are known.
     pub fn note(&self) -> Option<String> {
         let VariantTable { title, variant, has_games, .. } = self;

@@ -197,10 +197,10 @@ fn tables_7_and_8() {
             .collect::<Vec<Vec<String>>>()
     };
     let expected = "Game IRIS IRIS-64 Change\nAlien 420.0 570.0 +36%\nAsterix 853.6 1890.4 +121%\nBankHeist 53.1 282.5 +432%";
-    assert_eq!(words(&tables[0].text), words(expected));
+    assert_eq!(words(&tables[0].text()), words(expected));
     assert_eq!((tables[0].has_games, tables[1].has_games, tables[1].variant), (true, false, "IRIS-10M"));
     let expected = "Game IRIS IRIS-10M Change\n#Superhuman 10 15 +50%\nMean 1.046 7.488 +616%\nMedian 0.289 1.207 +318%\nIQM 0.501 2.239 +347%\nOptimality gap 0.512 0.282 -45%";
-    assert_eq!(words(&tables[1].text), words(expected));
+    assert_eq!(words(&tables[1].text()), words(expected));
 
     // Scores of the 10M variant come from a file. (Not the paper's: twice the human's in two games.)
     let folder = std::env::temp_dir().join(format!("iris-report-variants-{}", std::process::id()));
@@ -209,7 +209,7 @@ fn tables_7_and_8() {
     std::fs::write(&file, r#"{"Pong": [49.9], "Alien": [14027.6]}"#).unwrap();
     let tables = variant_tables(&gather(&request(vec![file], &["none"])).unwrap()).unwrap();
     std::fs::remove_dir_all(&folder).unwrap();
-    let printed = words(&tables[1].text);
+    let printed = words(&tables[1].text());
     assert_eq!(printed[1], ["Alien", "420.0", "14027.6", "+3240%"]);
     assert_eq!(printed[3], ["#Superhuman", "1", "2", "+100%"]);
     assert_eq!(printed[4][2], "2.000");
