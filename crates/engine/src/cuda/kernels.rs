@@ -320,17 +320,16 @@ kernels! {
 
         // flash.cu
         flash_forward(
-            out: u64, normaliser: u64, q: u64, k: u64, v: u64, time: usize, heads: usize, causal: bool, scale: f32,
-            rate: f32, state: u64, site: usize,
-        );
-        flash_inner(inner: u64, out: u64, d_out: u64, time: usize, heads: usize, rows: usize);
-        flash_gradient_keys(
-            dk: View, dv: View, q: u64, k: u64, v: u64, d_out: u64, normaliser: u64, inner: u64, time: usize, heads:
-            usize, causal: bool, scale: f32, rate: f32, state: u64, site: usize, add_k: bool, add_v: bool,
+            out: u64, normaliser: u64, kept: u64, q: u64, k: u64, v: u64, time: usize, heads: usize, causal: bool,
+            scale: f32, rate: f32, state: u64, site: usize,
         );
         flash_gradient_queries(
-            dq: View, q: u64, k: u64, v: u64, d_out: u64, normaliser: u64, inner: u64, time: usize, heads: usize,
-            causal: bool, scale: f32, rate: f32, state: u64, site: usize, add: bool,
+            dq: u64, inner: u64, q: u64, k: u64, v: u64, out: u64, d_out: u64, normaliser: u64, kept: u64, time:
+            usize, heads: usize, causal: bool, scale: f32, rate: f32,
+        );
+        flash_gradient_keys(
+            dk: u64, dv: u64, q: u64, k: u64, v: u64, d_out: u64, normaliser: u64, inner: u64, kept: u64, time:
+            usize, heads: usize, causal: bool, scale: f32, rate: f32,
         );
     }
 

@@ -7,7 +7,7 @@ use crate::tape::Operand;
 use crate::{DType, Result, Tape, Tensor};
 
 impl Tape {
-    /// Scores of all heads by matrix products, then their softmax, then the blend of the values.
+    /// Scores of all heads by matrix products, then their softmax, then the blend of the values. Returns the dropout masks where they are kept.
     pub(super) fn gpu_attention(
         &mut self,
         gpu: &Gpu,
@@ -15,7 +15,7 @@ impl Tape {
         inputs: [Tensor; 3],
         out: &Block,
         normaliser: &Block,
-    ) -> Result<()> {
+    ) -> Result<Option<Block>> {
         let dtype = self.float();
         if setup.is_flash(dtype) {
             return self.gpu_flash(gpu, setup, inputs, out, normaliser);
@@ -56,7 +56,7 @@ impl Tape {
         for block in [Some(scores), Some(weights), apart].into_iter().flatten() {
             self.give_back(block);
         }
-        Ok(())
+        Ok(None)
     }
 
     /// The same without scores in memory.
@@ -67,14 +67,16 @@ impl Tape {
         inputs: [Tensor; 3],
         out: &Block,
         normaliser: &Block,
-    ) -> Result<()> {
+    ) -> Result<Option<Block>> {
         let [q, k, v] = inputs.map(|x| self.gpu_operand(gpu, x, DType::BF16));
         let (q, k, v) = (q?, k?, v?);
+        let kept = (setup.dropout > 0.0).then(|| self.alloc(setup.mask_words(), DType::I32)).transpose()?;
         kernels::flash_forward(
             gpu,
             setup.flash_grid(),
             out.at(),
             normaliser.at(),
+            kept.as_ref().map_or(0, Block::at),
             q.at,
             k.at,
             v.at,
@@ -89,7 +91,7 @@ impl Tape {
         for operand in [q, k, v] {
             self.release(operand);
         }
-        Ok(())
+        Ok(kept)
     }
 
     /// [B, T, heads, d] as [B, heads, T, d].
@@ -115,8 +117,18 @@ impl Setup {
         dtype == DType::BF16 && self.head_width() == FLASH_HEAD
     }
 
+    /// A block for each head and 64 of its rows.
     fn flash_grid(&self) -> Grid {
-        Grid { blocks: (self.time.div_ceil(64), self.batch * self.heads), threads: 128, shared: 0 }
+        Grid { blocks: (self.batch * self.heads, self.tiles()), threads: 128, shared: 0 }
+    }
+
+    fn tiles(&self) -> usize {
+        self.time.div_ceil(64)
+    }
+
+    /// Words of the dropout masks that the forward kernel keeps: 64 x 64 bits for each head, 64 queries and 64 keys.
+    pub(super) fn mask_words(&self) -> usize {
+        self.batch * self.heads * self.tiles().pow(2) * 128
     }
 
     /// Columns of a row of scores, a multiple of what tensor cores like.
@@ -189,60 +201,50 @@ impl Attention {
         let setup = self.setup;
         let [q, k, v] = [self.q, self.k, self.v].map(|x| tape.gpu_operand(gpu, x, DType::BF16));
         let (q, k, v) = (q?, k?, v?);
-        let rows = setup.batch * setup.heads * setup.time;
-        let inner = tape.scratch(rows)?;
-        let (normaliser, site) = (tape.at(self.normaliser), setup.site.number() as usize);
-        let (grid, y) = (Grid::warps(gpu, rows), tape.at(self.out));
-        kernels::flash_inner(gpu, grid, inner.at(), y, d_out.at(), setup.time, setup.heads, rows)?;
-        if let Some(dq) = tape.grad(self.q)? {
-            kernels::flash_gradient_queries(
-                gpu,
-                setup.flash_grid(),
-                dq.view(),
-                q.at,
-                k.at,
-                v.at,
-                d_out.at(),
-                normaliser,
-                inner.at(),
-                setup.time,
-                setup.heads,
-                setup.causal,
-                setup.scale(),
-                setup.dropout,
-                tape.state(),
-                site,
-                dq.accumulate,
-            )?;
-            tape.put_grad(dq);
-        }
-        // Keys and values come from one kernel, into blocks of their own: one of them may be an input twice.
-        if tape.any_needs_grad(&[self.k, self.v]) {
-            let (dk, dv) = (tape.alloc(self.k.len(), DType::BF16)?, tape.alloc(self.k.len(), DType::BF16)?);
-            kernels::flash_gradient_keys(
-                gpu,
-                setup.flash_grid(),
-                View::new(dk.at(), DType::BF16),
-                View::new(dv.at(), DType::BF16),
-                q.at,
-                k.at,
-                v.at,
-                d_out.at(),
-                normaliser,
-                inner.at(),
-                setup.time,
-                setup.heads,
-                setup.causal,
-                setup.scale(),
-                setup.dropout,
-                tape.state(),
-                site,
-                false,
-                false,
-            )?;
-            tape.hand_grad(self.k, dk, DType::BF16)?;
-            tape.hand_grad(self.v, dv, DType::BF16)?;
-        }
+        let inner = tape.scratch(setup.batch * setup.heads * setup.time)?;
+        let (normaliser, kept) = (tape.at(self.normaliser), self.kept.map_or(0, |kept| tape.at(kept)));
+        // Into blocks of their own: one tensor may be several of the inputs.
+        let [dq, dk, dv] = [(); 3].map(|()| tape.alloc(self.q.len(), DType::BF16));
+        let (dq, dk, dv) = (dq?, dk?, dv?);
+        kernels::flash_gradient_queries(
+            gpu,
+            setup.flash_grid(),
+            dq.at(),
+            inner.at(),
+            q.at,
+            k.at,
+            v.at,
+            tape.at(self.out),
+            d_out.at(),
+            normaliser,
+            kept,
+            setup.time,
+            setup.heads,
+            setup.causal,
+            setup.scale(),
+            setup.dropout,
+        )?;
+        tape.hand_grad(self.q, dq, DType::BF16)?;
+        kernels::flash_gradient_keys(
+            gpu,
+            setup.flash_grid(),
+            dk.at(),
+            dv.at(),
+            q.at,
+            k.at,
+            v.at,
+            d_out.at(),
+            normaliser,
+            inner.at(),
+            kept,
+            setup.time,
+            setup.heads,
+            setup.causal,
+            setup.scale(),
+            setup.dropout,
+        )?;
+        tape.hand_grad(self.k, dk, DType::BF16)?;
+        tape.hand_grad(self.v, dv, DType::BF16)?;
         for operand in [q, k, v] {
             tape.release(operand);
         }
