@@ -269,6 +269,12 @@ kernels! {
         layer_norm_gradient(
             dx: View, x: View, dy: View, statistics: u64, gain: u64, rows: usize, width: usize, add: bool,
         );
+        layer_norm_gradients_256(
+            dx: View, x: View, dy: View, statistics: u64, gain: u64, parts: u64, rows: usize, width: usize, add: bool,
+        );
+        layer_norm_gradients_512(
+            dx: View, x: View, dy: View, statistics: u64, gain: u64, parts: u64, rows: usize, width: usize, add: bool,
+        );
         layer_norm_shares(x: View, dy: View, statistics: u64, parts: u64, rows: usize, width: usize);
         column_sums(x: View, parts: u64, rows: usize, columns: usize);
         join_columns(out: View, parts: u64, count: usize, stride: usize, columns: usize, add: bool);
