@@ -325,17 +325,21 @@ kernels! {
         );
 
         // flash.cu
+        pack_layers(
+            out: u64, weight0: u64, weight1: u64, weight2: u64, bias0: u64, bias1: u64, bias2: u64, weight: usize, bias:
+            usize,
+        );
         flash_forward(
-            out: u64, normaliser: u64, kept: u64, q: u64, k: u64, v: u64, time: usize, heads: usize, causal: bool,
-            scale: f32, rate: f32, state: u64, site: usize,
+            out: u64, normaliser: u64, kept: u64, q: u64, k: u64, v: u64, time: usize, heads: usize, stride: usize,
+            causal: bool, scale: f32, rate: f32, state: u64, site: usize,
         );
         flash_gradient_queries(
             dq: u64, inner: u64, q: u64, k: u64, v: u64, out: u64, d_out: u64, normaliser: u64, kept: u64, time:
-            usize, heads: usize, causal: bool, scale: f32, rate: f32,
+            usize, heads: usize, stride: usize, causal: bool, scale: f32, rate: f32,
         );
         flash_gradient_keys(
             dk: u64, dv: u64, q: u64, k: u64, v: u64, d_out: u64, normaliser: u64, inner: u64, kept: u64, time:
-            usize, heads: usize, causal: bool, scale: f32, rate: f32,
+            usize, heads: usize, stride: usize, causal: bool, scale: f32, rate: f32,
         );
     }
 

@@ -98,14 +98,15 @@ __device__ __forceinline__ void write_rows(u16* out, u16* tile, const float (&x)
 
 struct Head {
     u32 index, width;
-    size_t base;   // of the head's first value
-    u32 first_row; // of its rows among all heads' rows
+    size_t base, input; // of the head's first value in the result, and in what has rows `stride` apart
+    u32 first_row;      // of its rows among all heads' rows
 };
 
 // Tiles are the slower index of the grid, so that those with the most work can come first for all heads.
-__device__ __forceinline__ Head head_of(u32 time, u32 heads) {
+__device__ __forceinline__ Head head_of(u32 time, u32 heads, u32 stride) {
     u32 head = blockIdx.x % heads, image = blockIdx.x / heads, width = heads * SIDE;
-    Head h = {blockIdx.x, width, (size_t)image * time * width + head * SIDE, blockIdx.x * time};
+    size_t row = (size_t)image * time;
+    Head h = {blockIdx.x, width, row * width + head * SIDE, row * stride + head * SIDE, blockIdx.x * time};
     return h;
 }
 
@@ -144,19 +145,19 @@ __device__ __forceinline__ void mask_rows(u32 (&mask)[2][2], u32 word, u32 g, u3
 
 // normaliser: the logarithm, to base 2, of each row's softmax denominator.
 extern "C" __global__ void __launch_bounds__(128, 4) flash_forward(u16* out, float* normaliser, u32* kept, const u16* q, const u16* k, const u16* v,
-    u32 time, u32 heads, int causal, float scale, float rate, const u32* state, u32 site) {
+    u32 time, u32 heads, u32 stride, int causal, float scale, float rate, const u32* state, u32 site) {
     __shared__ __align__(16) u16 keys[2][TILE], values[2][TILE];
     Draw draw = draw_of(state, site);
-    Head h = head_of(time, heads);
+    Head h = head_of(time, heads, stride);
     u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     u32 tile = gridDim.y - 1 - blockIdx.y, first = tile * SIDE, row = first + 16 * warp + g, stage = 0, least = least_kept(rate);
     float top[2], total[2] = {0.0f, 0.0f};
     top[0] = top[1] = -__int_as_float(0x7f800000);
     scale *= LOG2_E;
     uint4 a[4];
-    fetch_tile(keys[1], q + h.base, first, time, h.width);
-    fetch_tile(keys[0], k + h.base, 0, time, h.width);
-    fetch_tile(values[0], v + h.base, 0, time, h.width);
+    fetch_tile(keys[1], q + h.input, first, time, stride);
+    fetch_tile(keys[0], k + h.input, 0, time, stride);
+    fetch_tile(values[0], v + h.input, 0, time, stride);
     await_fetches();
     __syncthreads();
     rows_of(a, keys[1], warp, lane);
@@ -167,8 +168,8 @@ extern "C" __global__ void __launch_bounds__(128, 4) flash_forward(u16* out, flo
         await_fetches();
         __syncthreads();
         if (start + SIDE < end) {
-            fetch_tile(keys[stage ^ 1], k + h.base, start + SIDE, time, h.width);
-            fetch_tile(values[stage ^ 1], v + h.base, start + SIDE, time, h.width);
+            fetch_tile(keys[stage ^ 1], k + h.input, start + SIDE, time, stride);
+            fetch_tile(values[stage ^ 1], v + h.input, start + SIDE, time, stride);
         }
         u32 word = ~0u;
         if (rate > 0.0f) {
@@ -228,16 +229,16 @@ extern "C" __global__ void __launch_bounds__(128, 4) flash_forward(u16* out, flo
 // Gradients of queries: a block has 64 queries and walks the keys. inner: the product of each row of the result with its gradient, the sum that
 // the softmax's gradient subtracts; made here for the kernel of keys and values.
 extern "C" __global__ void __launch_bounds__(128, 4) flash_gradient_queries(u16* dq, float* inner, const u16* q, const u16* k, const u16* v,
-    const u16* out, const u16* d_out, const float* normaliser, const u32* kept, u32 time, u32 heads, int causal, float scale, float rate) {
+    const u16* out, const u16* d_out, const float* normaliser, const u32* kept, u32 time, u32 heads, u32 stride, int causal, float scale, float rate) {
     __shared__ __align__(16) u16 keys[2][TILE], values[2][TILE];
     __shared__ float products[SIDE];
-    Head h = head_of(time, heads);
+    Head h = head_of(time, heads, stride);
     u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     u32 tile = gridDim.y - 1 - blockIdx.y, first = tile * SIDE, row = first + 16 * warp + g, stage = 0;
-    fetch_tile(keys[1], q + h.base, first, time, h.width);
+    fetch_tile(keys[1], q + h.input, first, time, stride);
     fetch_tile(values[1], d_out + h.base, first, time, h.width);
-    fetch_tile(keys[0], k + h.base, 0, time, h.width);
-    fetch_tile(values[0], v + h.base, 0, time, h.width);
+    fetch_tile(keys[0], k + h.input, 0, time, stride);
+    fetch_tile(values[0], v + h.input, 0, time, stride);
 #pragma unroll
     for (u32 i = 0; i < SIDE * 8 / 128; i++) {
         u32 r = 16 * i + threadIdx.x / 8;
@@ -271,8 +272,8 @@ extern "C" __global__ void __launch_bounds__(128, 4) flash_gradient_queries(u16*
         await_fetches();
         __syncthreads();
         if (start + SIDE < end) {
-            fetch_tile(keys[stage ^ 1], k + h.base, start + SIDE, time, h.width);
-            fetch_tile(values[stage ^ 1], v + h.base, start + SIDE, time, h.width);
+            fetch_tile(keys[stage ^ 1], k + h.input, start + SIDE, time, stride);
+            fetch_tile(values[stage ^ 1], v + h.input, start + SIDE, time, stride);
         }
         u32 word = rate > 0.0f ? kept[mask_at(h, tile, start / SIDE) + threadIdx.x] : ~0u, mask[2][2];
         mask_rows(mask, word, g, t);
@@ -302,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) flash_gradient_queries(u16*
         }
         stage ^= 1;
     }
-    write_rows(dq + h.base, keys[stage], sum, scale, scale, first, time, h.width, warp, lane);
+    write_rows(dq + h.input, keys[stage], sum, scale, scale, first, time, stride, warp, lane);
 }
 
 // What a block of keys needs of 64 queries besides their rows.
@@ -321,18 +322,18 @@ __device__ __forceinline__ void fetch_queries(Queries* to, const float* normalis
 
 // Gradients of keys and values: a block has 64 keys and walks the queries. Queries beyond the last are zeros and add nothing.
 extern "C" __global__ void __launch_bounds__(128, 3) flash_gradient_keys(u16* dk, u16* dv, const u16* q, const u16* k, const u16* v, const u16* d_out,
-    const float* normaliser, const float* inner, const u32* kept, u32 time, u32 heads, int causal, float scale, float rate) {
+    const float* normaliser, const float* inner, const u32* kept, u32 time, u32 heads, u32 stride, int causal, float scale, float rate) {
     __shared__ __align__(16) u16 queries[2][TILE], gradients[2][TILE];
     __shared__ __align__(16) Queries others[2];
-    Head h = head_of(time, heads);
+    Head h = head_of(time, heads, stride);
     u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     u32 tile = blockIdx.y, first = tile * SIDE, row = first + 16 * warp + g, stage = 0, begin = causal ? first : 0;
     float keep = 1.0f / (1.0f - rate), steep = scale * LOG2_E;
     normaliser += h.first_row;
     inner += h.first_row;
-    fetch_tile(queries[1], k + h.base, first, time, h.width);
-    fetch_tile(gradients[1], v + h.base, first, time, h.width);
-    fetch_tile(queries[0], q + h.base, begin, time, h.width);
+    fetch_tile(queries[1], k + h.input, first, time, stride);
+    fetch_tile(gradients[1], v + h.input, first, time, stride);
+    fetch_tile(queries[0], q + h.input, begin, time, stride);
     fetch_tile(gradients[0], d_out + h.base, begin, time, h.width);
     fetch_queries(&others[0], normaliser, inner, rate > 0.0f ? kept + mask_at(h, begin / SIDE, tile) : 0, begin, time);
     await_fetches();
@@ -346,7 +347,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) flash_gradient_keys(u16* dk
         __syncthreads();
         u32 next = start + SIDE;
         if (next < time) {
-            fetch_tile(queries[stage ^ 1], q + h.base, next, time, h.width);
+            fetch_tile(queries[stage ^ 1], q + h.input, next, time, stride);
             fetch_tile(gradients[stage ^ 1], d_out + h.base, next, time, h.width);
             fetch_queries(&others[stage ^ 1], normaliser, inner, rate > 0.0f ? kept + mask_at(h, next / SIDE, tile) : 0, next, time);
         }
@@ -380,6 +381,20 @@ extern "C" __global__ void __launch_bounds__(128, 3) flash_gradient_keys(u16* dk
         }
         stage ^= 1;
     }
-    write_rows(dk + h.base, queries[stage], sum_k, scale, scale, first, time, h.width, warp, lane);
-    write_rows(dv + h.base, gradients[stage], sum_v, keep, keep, first, time, h.width, warp, lane);
+    write_rows(dk + h.input, queries[stage], sum_k, scale, scale, first, time, stride, warp, lane);
+    write_rows(dv + h.input, gradients[stage], sum_v, keep, keep, first, time, stride, warp, lane);
+}
+
+// Three weights, then three biases, 8 numbers at a time.
+extern "C" __global__ void pack_layers(u16* out, const u16* weight0, const u16* weight1, const u16* weight2, const u16* bias0, const u16* bias1,
+    const u16* bias2, u32 weight, u32 bias) {
+    EACH(i, 3 * (weight + bias) / 8) {
+        bool late = 8 * i >= 3 * weight;
+        u32 at = late ? 8 * i - 3 * weight : 8 * i, each = late ? bias : weight, which = at / each;
+        const u16* first = late ? bias0 : weight0;
+        const u16* second = late ? bias1 : weight1;
+        const u16* third = late ? bias2 : weight2;
+        const u16* from = which == 0 ? first : which == 1 ? second : third;
+        *(uint4*)(out + 8 * i) = *(const uint4*)(from + at % each);
+    }
 }

@@ -1,4 +1,4 @@
-//! Attention on a GPU: with its scores in registers where the heads are 64 wide, otherwise through matrix products.
+//! Attention on a GPU: through matrix products, unless its scores stay in registers (`flash`).
 
 use super::{Attention, Setup};
 use crate::cuda::{Gpu, Grid, Matrix, Product, View, kernels};
@@ -59,41 +59,6 @@ impl Tape {
         Ok(None)
     }
 
-    /// The same without scores in memory.
-    fn gpu_flash(
-        &mut self,
-        gpu: &Gpu,
-        setup: &Setup,
-        inputs: [Tensor; 3],
-        out: &Block,
-        normaliser: &Block,
-    ) -> Result<Option<Block>> {
-        let [q, k, v] = inputs.map(|x| self.gpu_operand(gpu, x, DType::BF16));
-        let (q, k, v) = (q?, k?, v?);
-        let kept = (setup.dropout > 0.0).then(|| self.alloc(setup.mask_words(), DType::I32)).transpose()?;
-        kernels::flash_forward(
-            gpu,
-            setup.flash_grid(),
-            out.at(),
-            normaliser.at(),
-            kept.as_ref().map_or(0, Block::at),
-            q.at,
-            k.at,
-            v.at,
-            setup.time,
-            setup.heads,
-            setup.causal,
-            setup.scale(),
-            setup.dropout,
-            self.state(),
-            setup.site.number() as usize,
-        )?;
-        for operand in [q, k, v] {
-            self.release(operand);
-        }
-        Ok(kept)
-    }
-
     /// [B, T, heads, d] as [B, heads, T, d].
     fn gpu_heads(&mut self, gpu: &Gpu, setup: &Setup, x: Operand) -> Result<Operand> {
         if setup.heads == 1 {
@@ -107,30 +72,8 @@ impl Tape {
     }
 }
 
-/// Head width that the kernels that keep scores in registers are written for.
-pub(crate) const FLASH_HEAD: usize = 64;
-
 /// How the heads lie on a GPU: inputs and results [B, heads, T, d], scores [B, heads, T, stride].
 impl Setup {
-    /// Whether the kernels that keep scores in registers can do it.
-    fn is_flash(&self, dtype: DType) -> bool {
-        dtype == DType::BF16 && self.head_width() == FLASH_HEAD
-    }
-
-    /// A block for each head and 64 of its rows.
-    fn flash_grid(&self) -> Grid {
-        Grid { blocks: (self.batch * self.heads, self.tiles()), threads: 128, shared: 0 }
-    }
-
-    fn tiles(&self) -> usize {
-        self.time.div_ceil(64)
-    }
-
-    /// Words of the dropout masks that the forward kernel keeps: 64 x 64 bits for each head, 64 queries and 64 keys.
-    pub(super) fn mask_words(&self) -> usize {
-        self.batch * self.heads * self.tiles().pow(2) * 128
-    }
-
     /// Columns of a row of scores, a multiple of what tensor cores like.
     fn stride(&self) -> usize {
         self.time.next_multiple_of(8)
@@ -197,61 +140,6 @@ impl Setup {
 }
 
 impl Attention {
-    fn flash_backward(&self, tape: &mut Tape, gpu: &Gpu, d_out: &Block) -> Result<()> {
-        let setup = self.setup;
-        let [q, k, v] = [self.q, self.k, self.v].map(|x| tape.gpu_operand(gpu, x, DType::BF16));
-        let (q, k, v) = (q?, k?, v?);
-        let inner = tape.scratch(setup.batch * setup.heads * setup.time)?;
-        let (normaliser, kept) = (tape.at(self.normaliser), self.kept.map_or(0, |kept| tape.at(kept)));
-        // Into blocks of their own: one tensor may be several of the inputs.
-        let [dq, dk, dv] = [(); 3].map(|()| tape.alloc(self.q.len(), DType::BF16));
-        let (dq, dk, dv) = (dq?, dk?, dv?);
-        kernels::flash_gradient_queries(
-            gpu,
-            setup.flash_grid(),
-            dq.at(),
-            inner.at(),
-            q.at,
-            k.at,
-            v.at,
-            tape.at(self.out),
-            d_out.at(),
-            normaliser,
-            kept,
-            setup.time,
-            setup.heads,
-            setup.causal,
-            setup.scale(),
-            setup.dropout,
-        )?;
-        tape.hand_grad(self.q, dq, DType::BF16)?;
-        kernels::flash_gradient_keys(
-            gpu,
-            setup.flash_grid(),
-            dk.at(),
-            dv.at(),
-            q.at,
-            k.at,
-            v.at,
-            d_out.at(),
-            normaliser,
-            inner.at(),
-            kept,
-            setup.time,
-            setup.heads,
-            setup.causal,
-            setup.scale(),
-            setup.dropout,
-        )?;
-        tape.hand_grad(self.k, dk, DType::BF16)?;
-        tape.hand_grad(self.v, dv, DType::BF16)?;
-        for operand in [q, k, v] {
-            tape.release(operand);
-        }
-        tape.give_back(inner);
-        Ok(())
-    }
-
     pub(super) fn gpu_backward(&self, tape: &mut Tape, gpu: &Gpu, d_out: &Block) -> Result<()> {
         let (setup, dtype) = (self.setup, self.out.dtype());
         if setup.is_flash(dtype) {

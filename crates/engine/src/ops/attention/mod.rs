@@ -2,9 +2,12 @@
 
 mod cpu;
 mod cuda;
+mod flash;
+mod packed;
 
 pub(super) use cpu::softmax;
-pub(crate) use cuda::FLASH_HEAD;
+pub(crate) use flash::FLASH_HEAD;
+pub(crate) use packed::SelfAttention;
 
 use super::Backward;
 use crate::backend::Backend;
