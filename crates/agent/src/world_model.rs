@@ -358,10 +358,10 @@ impl Block {
         x: Tensor,
     ) -> Result<Tensor> {
         let h = self.norm1.layer(tape, params, x)?;
-        let q = self.query.forward(tape, params, h)?;
-        let k = self.key.forward(tape, params, h)?;
-        let v = self.value.forward(tape, params, h)?;
-        let h = tape.causal_attention(q, k, v, heads, attention)?;
+        let query = self.query.tensors(tape, params)?;
+        let key = self.key.tensors(tape, params)?;
+        let value = self.value.tensors(tape, params)?;
+        let h = tape.causal_self_attention(h, [query, key, value], heads, attention)?;
         let h = self.projection.forward(tape, params, h)?;
         let x = tape.dropout_residual(h, residual, x)?;
         let h = self.norm2.layer(tape, params, x)?;

@@ -269,6 +269,12 @@ kernels! {
         layer_norm_gradient(
             dx: View, x: View, dy: View, statistics: u64, gain: u64, rows: usize, width: usize, add: bool,
         );
+        layer_norm_gradients_256(
+            dx: View, x: View, dy: View, statistics: u64, gain: u64, parts: u64, rows: usize, width: usize, add: bool,
+        );
+        layer_norm_gradients_512(
+            dx: View, x: View, dy: View, statistics: u64, gain: u64, parts: u64, rows: usize, width: usize, add: bool,
+        );
         layer_norm_shares(x: View, dy: View, statistics: u64, parts: u64, rows: usize, width: usize);
         column_sums(x: View, parts: u64, rows: usize, columns: usize);
         join_columns(out: View, parts: u64, count: usize, stride: usize, columns: usize, add: bool);
@@ -319,18 +325,21 @@ kernels! {
         );
 
         // flash.cu
-        flash_forward(
-            out: u64, normaliser: u64, q: u64, k: u64, v: u64, time: usize, heads: usize, causal: bool, scale: f32,
-            rate: f32, state: u64, site: usize,
+        pack_layers(
+            out: u64, weight0: u64, weight1: u64, weight2: u64, bias0: u64, bias1: u64, bias2: u64, weight: usize, bias:
+            usize,
         );
-        flash_inner(inner: u64, out: u64, d_out: u64, time: usize, heads: usize, rows: usize);
-        flash_gradient_keys(
-            dk: View, dv: View, q: u64, k: u64, v: u64, d_out: u64, normaliser: u64, inner: u64, time: usize, heads:
-            usize, causal: bool, scale: f32, rate: f32, state: u64, site: usize, add_k: bool, add_v: bool,
+        flash_forward(
+            out: u64, normaliser: u64, kept: u64, q: u64, k: u64, v: u64, time: usize, heads: usize, stride: usize,
+            causal: bool, scale: f32, rate: f32, state: u64, site: usize,
         );
         flash_gradient_queries(
-            dq: View, q: u64, k: u64, v: u64, d_out: u64, normaliser: u64, inner: u64, time: usize, heads: usize,
-            causal: bool, scale: f32, rate: f32, state: u64, site: usize, add: bool,
+            dq: u64, inner: u64, q: u64, k: u64, v: u64, out: u64, d_out: u64, normaliser: u64, kept: u64, time:
+            usize, heads: usize, stride: usize, causal: bool, scale: f32, rate: f32,
+        );
+        flash_gradient_keys(
+            dk: u64, dv: u64, q: u64, k: u64, v: u64, d_out: u64, normaliser: u64, inner: u64, kept: u64, time:
+            usize, heads: usize, stride: usize, causal: bool, scale: f32, rate: f32,
         );
     }
 

@@ -14,6 +14,20 @@ pub(super) fn column_sums(
     out: View,
     accumulate: bool,
 ) -> Result<()> {
+    let (parts, count) = column_parts(tape, gpu, x, rows, columns)?;
+    join_columns(gpu, out, &parts, 0, count, columns, columns, accumulate)?;
+    tape.give_back(parts);
+    Ok(())
+}
+
+/// Sums over the rows of x in parts [count, columns]. Returns them and their number.
+pub(super) fn column_parts(
+    tape: &mut Tape,
+    gpu: &Gpu,
+    x: View,
+    rows: usize,
+    columns: usize,
+) -> Result<(Block, usize)> {
     // Threads keep to their four columns; the rows are dealt out to the rest of the block and to the blocks.
     let quads = columns.div_ceil(4);
     let lanes = (256 / quads).max(1);
@@ -25,9 +39,7 @@ pub(super) fn column_sums(
     let threads = if quads < 256 { lanes * quads } else { 256 };
     let grid = Grid { blocks: (blocks, across), threads, shared: 0 };
     kernels::column_sums(gpu, grid, x, parts.at(), rows, columns)?;
-    join_columns(gpu, out, &parts, 0, blocks, columns, columns, accumulate)?;
-    tape.give_back(parts);
-    Ok(())
+    Ok((parts, blocks))
 }
 
 /// out [columns] (+)= the sum of `count` rows of `parts`, `stride` apart, from element `first` on.

@@ -19,6 +19,9 @@ pub(crate) struct LayerNorm {
 
 const OP: &str = "layer-norm";
 
+/// A kernel for the gradients of x, gain and shift.
+type Gradients = fn(&Gpu, Grid, View, View, View, u64, u64, u64, usize, usize, bool) -> Result<()>;
+
 /// Rows per task; gradients of gain and shift are summed within one, then over tasks.
 const ROWS: usize = 64;
 
@@ -141,14 +144,24 @@ impl LayerNorm {
         let blocks = rows.div_ceil(32).clamp(1, 2 * gpu.processors());
         let parts = tape.scratch(blocks * 2 * width)?;
         let (d, statistics) = (View::new(dy.at(), self.out.dtype()), tape.at(self.statistics));
-        let grid = Grid { threads: width.next_multiple_of(32).min(256), ..Grid::blocks(blocks) };
-        kernels::layer_norm_shares(gpu, grid, tape.view(self.x), d, statistics, parts.at(), rows, width)?;
-        if let Some(dx) = tape.grad(self.x)? {
-            let (grid, to, add) = (Grid::warps(gpu, rows), dx.view(), dx.accumulate);
-            let (x, gain) = (tape.view(self.x), tape.at(self.gain));
-            kernels::layer_norm_gradient(gpu, grid, to, x, d, statistics, gain, rows, width, add)?;
-            tape.put_grad(dx);
+        let (x, gain) = (tape.view(self.x), tape.at(self.gain));
+        let dx = tape.grad(self.x)?;
+        if let (Some(dx), true) = (&dx, width % 128 == 0 && width <= 512) {
+            let (threads, kernel) = match width {
+                ..=256 => (512, kernels::layer_norm_gradients_256 as Gradients),
+                _ => (256, kernels::layer_norm_gradients_512 as Gradients),
+            };
+            let grid = Grid { threads, ..Grid::blocks(blocks) };
+            kernel(gpu, grid, dx.view(), x, d, statistics, gain, parts.at(), rows, width, dx.accumulate)?;
+        } else {
+            let grid = Grid { threads: width.next_multiple_of(32).min(256), ..Grid::blocks(blocks) };
+            kernels::layer_norm_shares(gpu, grid, x, d, statistics, parts.at(), rows, width)?;
+            if let Some(dx) = &dx {
+                let (grid, to, add) = (Grid::warps(gpu, rows), dx.view(), dx.accumulate);
+                kernels::layer_norm_gradient(gpu, grid, to, x, d, statistics, gain, rows, width, add)?;
+            }
         }
+        dx.into_iter().for_each(|dx| tape.put_grad(dx));
         for (part, parameter) in [(0, self.shift), (1, self.gain)] {
             if let Some(grad) = tape.grad(parameter)? {
                 let (first, stride, add) = (part * width, 2 * width, grad.accumulate);
@@ -202,7 +215,7 @@ mod tests {
 
     #[test]
     fn gradients() {
-        for (rows, width) in [(1, 2), (3, 7), (70, 33), (65, 256)] {
+        for (rows, width) in [(1, 2), (3, 7), (70, 33), (65, 128), (700, 256), (65, 384), (33, 640)] {
             check_gradients(&[&[rows, width], &[width], &[width]], |tape, x| {
                 tape.layer_norm(x[0], x[1], x[2], 1e-5)
             });

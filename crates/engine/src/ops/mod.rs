@@ -92,6 +92,7 @@ records! {
     PixelError(losses::PixelError),
     Quantise(quantise::Quantise),
     Relu(relu::Relu),
+    SelfAttention(attention::SelfAttention),
     Slice(slice::Slice),
     Upsample(upsample::Upsample),
 }

@@ -220,6 +220,16 @@ __device__ __forceinline__ void fetch(u32 to, const void* from) {
 
 __device__ __forceinline__ void fetch(void* to, const void* from) { fetch((u32)__cvta_generic_to_shared(to), from); }
 
+// The same, or zeros.
+__device__ __forceinline__ void fetch_or_zero(void* to, const void* from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+
+// The same for 4 bytes.
+__device__ __forceinline__ void fetch_word_or_zero(void* to, const void* from, bool there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(there ? 4 : 0) : "memory");
+}
+
 // Until this thread's copies are there.
 __device__ __forceinline__ void await_fetches() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 

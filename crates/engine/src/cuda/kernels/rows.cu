@@ -89,6 +89,69 @@ extern "C" __global__ void layer_norm_gradient(View dx, View x, View dy, const f
     }
 }
 
+// dx, and parts [blocks, 2, width] as below, while x and dy are read once. Rows of up to 128 QUADS_KEPT elements, a multiple of 128; 2 width floats for
+// each warp fit into the shared memory.
+template <int QUADS_KEPT>
+__device__ __forceinline__ void layer_norm_gradients(View dx, View x, View dy, const float* statistics, const float* gain, float* parts, u32 rows,
+    u32 width, int add) {
+    __shared__ __align__(16) float sums[8192];
+    u32 first = (u32)((u64)rows * blockIdx.x / gridDim.x), last = (u32)((u64)rows * (blockIdx.x + 1) / gridDim.x);
+    u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, quads = width / 128;
+    float4 shift_sums[QUADS_KEPT] = {}, gain_sums[QUADS_KEPT] = {};
+    for (u32 row = first + warp; row < last; row += warps) {
+        size_t at = (size_t)row * width + 4 * lane;
+        float4 v[QUADS_KEPT], d[QUADS_KEPT], before[QUADS_KEPT] = {};
+        float mean = statistics[2 * row], inverse = statistics[2 * row + 1], s1 = 0.0f, s2 = 0.0f;
+#pragma unroll
+        for (int q = 0; q < QUADS_KEPT; q++) if (q < quads) {
+            v[q] = get4(x, at + 128 * q);
+            d[q] = get4(dy, at + 128 * q);
+            if (add) before[q] = get4(dx, at + 128 * q);
+        }
+#pragma unroll
+        for (int q = 0; q < QUADS_KEPT; q++) if (q < quads) {
+            float4 gains = *(const float4*)(gain + 4 * (32 * q + lane));
+            FOUR({
+                part<e>(v[q]) = (part<e>(v[q]) - mean) * inverse;
+                part<e>(shift_sums[q]) += part<e>(d[q]);
+                part<e>(gain_sums[q]) += part<e>(d[q]) * part<e>(v[q]);
+                part<e>(d[q]) *= part<e>(gains);
+                s1 += part<e>(d[q]);
+                s2 += part<e>(d[q]) * part<e>(v[q]);
+            })
+        }
+        s1 = warp_sum(s1) / width;
+        s2 = warp_sum(s2) / width;
+#pragma unroll
+        for (int q = 0; q < QUADS_KEPT; q++) if (q < quads) {
+            FOUR({ part<e>(before[q]) += inverse * (part<e>(d[q]) - s1 - part<e>(v[q]) * s2); })
+            put4(dx, at + 128 * q, before[q]);
+        }
+    }
+#pragma unroll
+    for (int q = 0; q < QUADS_KEPT; q++) if (q < quads) {
+        float* to = sums + 2 * warp * width + 4 * (32 * q + lane);
+        *(float4*)to = shift_sums[q];
+        *(float4*)(to + width) = gain_sums[q];
+    }
+    __syncthreads();
+    for (u32 c = threadIdx.x; c < 2 * width; c += blockDim.x) {
+        float sum = 0.0f;
+        for (u32 w = 0; w < warps; w++) sum += sums[2 * w * width + c];
+        parts[(size_t)blockIdx.x * 2 * width + c] = sum;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(512, 2) layer_norm_gradients_256(View dx, View x, View dy, const float* statistics, const float* gain,
+    float* parts, u32 rows, u32 width, int add) {
+    layer_norm_gradients<2>(dx, x, dy, statistics, gain, parts, rows, width, add);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_gradients_512(View dx, View x, View dy, const float* statistics, const float* gain,
+    float* parts, u32 rows, u32 width, int add) {
+    layer_norm_gradients<4>(dx, x, dy, statistics, gain, parts, rows, width, add);
+}
+
 // parts [blocks, 2, width]: each block's share of the gradients of shift and gain.
 extern "C" __global__ void layer_norm_shares(View x, View dy, const float* statistics, float* parts, u32 rows, u32 width) {
     u32 first = (u32)((u64)rows * blockIdx.x / gridDim.x), last = (u32)((u64)rows * (blockIdx.x + 1) / gridDim.x);

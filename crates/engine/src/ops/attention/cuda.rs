@@ -1,4 +1,4 @@
-//! Attention on a GPU: with its scores in registers where the heads are 64 wide, otherwise through matrix products.
+//! Attention on a GPU: through matrix products, unless its scores stay in registers (`flash`).
 
 use super::{Attention, Setup};
 use crate::cuda::{Gpu, Grid, Matrix, Product, View, kernels};
@@ -7,7 +7,7 @@ use crate::tape::Operand;
 use crate::{DType, Result, Tape, Tensor};
 
 impl Tape {
-    /// Scores of all heads by matrix products, then their softmax, then the blend of the values.
+    /// Scores of all heads by matrix products, then their softmax, then the blend of the values. Returns the dropout masks where they are kept.
     pub(super) fn gpu_attention(
         &mut self,
         gpu: &Gpu,
@@ -15,7 +15,7 @@ impl Tape {
         inputs: [Tensor; 3],
         out: &Block,
         normaliser: &Block,
-    ) -> Result<()> {
+    ) -> Result<Option<Block>> {
         let dtype = self.float();
         if setup.is_flash(dtype) {
             return self.gpu_flash(gpu, setup, inputs, out, normaliser);
@@ -56,40 +56,7 @@ impl Tape {
         for block in [Some(scores), Some(weights), apart].into_iter().flatten() {
             self.give_back(block);
         }
-        Ok(())
-    }
-
-    /// The same without scores in memory.
-    fn gpu_flash(
-        &mut self,
-        gpu: &Gpu,
-        setup: &Setup,
-        inputs: [Tensor; 3],
-        out: &Block,
-        normaliser: &Block,
-    ) -> Result<()> {
-        let [q, k, v] = inputs.map(|x| self.gpu_operand(gpu, x, DType::BF16));
-        let (q, k, v) = (q?, k?, v?);
-        kernels::flash_forward(
-            gpu,
-            setup.flash_grid(),
-            out.at(),
-            normaliser.at(),
-            q.at,
-            k.at,
-            v.at,
-            setup.time,
-            setup.heads,
-            setup.causal,
-            setup.scale(),
-            setup.dropout,
-            self.state(),
-            setup.site.number() as usize,
-        )?;
-        for operand in [q, k, v] {
-            self.release(operand);
-        }
-        Ok(())
+        Ok(None)
     }
 
     /// [B, T, heads, d] as [B, heads, T, d].
@@ -105,20 +72,8 @@ impl Tape {
     }
 }
 
-/// Head width that the kernels that keep scores in registers are written for.
-pub(crate) const FLASH_HEAD: usize = 64;
-
 /// How the heads lie on a GPU: inputs and results [B, heads, T, d], scores [B, heads, T, stride].
 impl Setup {
-    /// Whether the kernels that keep scores in registers can do it.
-    fn is_flash(&self, dtype: DType) -> bool {
-        dtype == DType::BF16 && self.head_width() == FLASH_HEAD
-    }
-
-    fn flash_grid(&self) -> Grid {
-        Grid { blocks: (self.time.div_ceil(64), self.batch * self.heads), threads: 128, shared: 0 }
-    }
-
     /// Columns of a row of scores, a multiple of what tensor cores like.
     fn stride(&self) -> usize {
         self.time.next_multiple_of(8)
@@ -185,71 +140,6 @@ impl Setup {
 }
 
 impl Attention {
-    fn flash_backward(&self, tape: &mut Tape, gpu: &Gpu, d_out: &Block) -> Result<()> {
-        let setup = self.setup;
-        let [q, k, v] = [self.q, self.k, self.v].map(|x| tape.gpu_operand(gpu, x, DType::BF16));
-        let (q, k, v) = (q?, k?, v?);
-        let rows = setup.batch * setup.heads * setup.time;
-        let inner = tape.scratch(rows)?;
-        let (normaliser, site) = (tape.at(self.normaliser), setup.site.number() as usize);
-        let (grid, y) = (Grid::warps(gpu, rows), tape.at(self.out));
-        kernels::flash_inner(gpu, grid, inner.at(), y, d_out.at(), setup.time, setup.heads, rows)?;
-        if let Some(dq) = tape.grad(self.q)? {
-            kernels::flash_gradient_queries(
-                gpu,
-                setup.flash_grid(),
-                dq.view(),
-                q.at,
-                k.at,
-                v.at,
-                d_out.at(),
-                normaliser,
-                inner.at(),
-                setup.time,
-                setup.heads,
-                setup.causal,
-                setup.scale(),
-                setup.dropout,
-                tape.state(),
-                site,
-                dq.accumulate,
-            )?;
-            tape.put_grad(dq);
-        }
-        // Keys and values come from one kernel, into blocks of their own: one of them may be an input twice.
-        if tape.any_needs_grad(&[self.k, self.v]) {
-            let (dk, dv) = (tape.alloc(self.k.len(), DType::BF16)?, tape.alloc(self.k.len(), DType::BF16)?);
-            kernels::flash_gradient_keys(
-                gpu,
-                setup.flash_grid(),
-                View::new(dk.at(), DType::BF16),
-                View::new(dv.at(), DType::BF16),
-                q.at,
-                k.at,
-                v.at,
-                d_out.at(),
-                normaliser,
-                inner.at(),
-                setup.time,
-                setup.heads,
-                setup.causal,
-                setup.scale(),
-                setup.dropout,
-                tape.state(),
-                site,
-                false,
-                false,
-            )?;
-            tape.hand_grad(self.k, dk, DType::BF16)?;
-            tape.hand_grad(self.v, dv, DType::BF16)?;
-        }
-        for operand in [q, k, v] {
-            tape.release(operand);
-        }
-        tape.give_back(inner);
-        Ok(())
-    }
-
     pub(super) fn gpu_backward(&self, tape: &mut Tape, gpu: &Gpu, d_out: &Block) -> Result<()> {
         let (setup, dtype) = (self.setup, self.out.dtype());
         if setup.is_flash(dtype) {

@@ -2,9 +2,12 @@
 
 mod cpu;
 mod cuda;
+mod flash;
+mod packed;
 
 pub(super) use cpu::softmax;
-pub(crate) use cuda::FLASH_HEAD;
+pub(crate) use flash::FLASH_HEAD;
+pub(crate) use packed::SelfAttention;
 
 use super::Backward;
 use crate::backend::Backend;
@@ -18,6 +21,8 @@ pub(crate) struct Attention {
     setup: Setup,
     /// The logarithm of each row's softmax denominator, [B, heads, T].
     normaliser: Tensor,
+    /// Which weights dropout kept, where the forward pass wrote it down: a bit each.
+    kept: Option<Tensor>,
     out: Tensor,
 }
 
@@ -82,15 +87,19 @@ impl Tape {
         let dtype = self.float();
         let mut out = self.alloc(batch * time * width, dtype)?;
         let mut normaliser = self.alloc(batch * heads * time, DType::F32)?;
-        match self.backend() {
-            Backend::Cpu => self.cpu_attention(&setup, [q, k, v], &mut out, &mut normaliser)?,
+        let kept = match self.backend() {
+            Backend::Cpu => {
+                self.cpu_attention(&setup, [q, k, v], &mut out, &mut normaliser)?;
+                None
+            }
             Backend::Cuda(gpu) => self.gpu_attention(&gpu, &setup, [q, k, v], &out, &normaliser)?,
-        }
+        };
         let needs_grad = self.any_needs_grad(&[q, k, v]);
         let normaliser = self.push(normaliser, [batch, heads, time], DType::F32, false);
+        let kept = kept.map(|words| self.push(words, [setup.mask_words()], DType::I32, false));
         let out = self.push(out, q.shape(), dtype, needs_grad);
         if needs_grad {
-            self.record(Attention { q, k, v, setup, normaliser, out });
+            self.record(Attention { q, k, v, setup, normaliser, kept, out });
         }
         Ok(out)
     }
@@ -119,12 +128,20 @@ impl Backward for Attention {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{check_gradients, on_tape, values};
+    use crate::Device;
+    use crate::testing::{Outcome, check_gradients, evaluate, on_tape, values};
 
     #[test]
     fn gradients() {
-        let shapes =
-            [(1, 1, 2, 1), (2, 5, 6, 3), (1, 100, 8, 2), (2, 49, 4, 1), (1, 70, 64, 1), (2, 130, 128, 2)];
+        let shapes = [
+            (1, 1, 2, 1),
+            (2, 5, 6, 3),
+            (1, 100, 8, 2),
+            (2, 49, 4, 1),
+            (2, 16, 64, 1),
+            (1, 70, 64, 1),
+            (2, 130, 128, 2),
+        ];
         for (batch, time, width, heads) in shapes {
             let dims: &[usize] = &[batch, time, width];
             for dropout in [0.0, 0.3] {
@@ -168,6 +185,75 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// With scores of zero, and inputs and gradients that mark one row per column, results and gradients show single weights of 64 rows at a time.
+    #[test]
+    fn every_pass_drops_the_weights_that_the_cpu_draws() -> Result<()> {
+        const RATE: f32 = 0.3;
+        let (batch, heads, d) = (2, 2, 64);
+        let (width, keep) = (heads * d, 1.0 / (1.0 - RATE));
+        for time in [16, 66, 131, 200] {
+            let drawn = batch * heads * time * time;
+            let mask = evaluate(
+                &Device::cpu(Some(1))?,
+                &[&[drawn]],
+                (&[vec![1.0; drawn]], false),
+                &|tape, x| tape.dropout(x[0], RATE),
+                None,
+            )?
+            .result;
+            let at = |head: usize, row: usize, c: usize| {
+                ((head / heads * time) + row) * width + head % heads * d + c
+            };
+            let attend = |inputs: &[Vec<f32>], gradient: &[f32]| -> Result<Outcome> {
+                let dims: &[usize] = &[batch, time, width];
+                let op = |tape: &mut Tape, x: &[Tensor]| tape.causal_attention(x[0], x[1], x[2], heads, RATE);
+                evaluate(&Device::under_test(2)?, &[dims; 3], (inputs, false), &op, Some(gradient))
+            };
+            let zeros = vec![0.0; batch * time * width];
+            let (mut firsts, mut inner) = (zeros.clone(), vec![0.0; batch * heads * time]);
+            for head in 0..batch * heads {
+                for row in 0..time {
+                    firsts[at(head, row, 0)] = 1.0;
+                    let line = head * time + row;
+                    let seen = &mask[line * time..][..=row];
+                    inner[line] = seen.iter().sum::<f32>() / seen.len() as f32;
+                }
+            }
+            for first in (0..time).step_by(d) {
+                let marked = first..time.min(first + d);
+                let mut marks = zeros.clone();
+                for head in 0..batch * heads {
+                    marked.clone().for_each(|row| marks[at(head, row, row - first)] = 1.0);
+                }
+                let forward = attend(&[zeros.clone(), zeros.clone(), marks.clone()], &marks)?;
+                let queries = attend(&[zeros.clone(), marks.clone(), firsts.clone()], &firsts)?;
+                let keys = attend(&[marks.clone(), zeros.clone(), firsts.clone()], &firsts)?;
+                for head in 0..batch * heads {
+                    for query in 0..time {
+                        let line = head * time + query;
+                        for key in 0..=query {
+                            let kept = mask[line * time + key] > 0.0;
+                            let place = format!("time {time}, head {head}, query {query}, key {key}");
+                            // Dropped weights have less gradient than this.
+                            let least = (keep / 2.0 - inner[line]) / (8.0 * (query + 1) as f32);
+                            if marked.contains(&key) {
+                                let c = at(head, query, key - first);
+                                assert_eq!(forward.result[c] > 0.0, kept, "result, {place}");
+                                assert_eq!(queries.gradients[0][c] > least, kept, "queries, {place}");
+                            }
+                            if marked.contains(&query) {
+                                let c = at(head, key, query - first);
+                                assert_eq!(forward.gradients[2][c] > 0.0, kept, "values, {place}");
+                                assert_eq!(keys.gradients[1][c] > least, kept, "keys, {place}");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     #[test]
