@@ -3,11 +3,13 @@
 mod cuda;
 mod gradients;
 mod stores;
+mod sums;
 
 use std::sync::Arc;
 
 pub(crate) use cuda::Operand;
 pub(crate) use gradients::{Grad, add_or_set};
+use sums::Pending;
 
 use crate::backend::Backend;
 use crate::buffer::Slot;
@@ -66,6 +68,8 @@ struct Node {
     /// Where a parameter's gradient lives: a bound buffer, the start in it, and whether it was written in this step.
     grad_home: Option<(usize, usize)>,
     grad_written: bool,
+    /// Whether some of it is still in partial sums.
+    grad_pending: bool,
 }
 
 struct Bound {
@@ -94,6 +98,7 @@ pub struct Tape {
     lists: Vec<Tensor>,
     bound: Vec<Bound>,
     params: Vec<BoundParams>,
+    pending: Pending,
     generation: u64,
     pub(crate) key: Key,
     sites: u32,
@@ -117,6 +122,7 @@ impl Tape {
             lists: Vec::new(),
             bound: Vec::new(),
             params: Vec::new(),
+            pending: Pending::default(),
             generation: next_generation(),
             key,
             sites: 0,
@@ -145,6 +151,7 @@ impl Tape {
 
     /// Ends the step: blocks go back to the arena, bound buffers to their owners.
     pub(crate) fn reset(&mut self) {
+        self.forget_pending();
         for node in self.nodes.drain(..) {
             if let Data::Owned(block) = node.data {
                 self.arena.give_back(block);
@@ -234,6 +241,7 @@ impl Tape {
                 grad: None,
                 grad_home: gradients.map(|g| (g, spec.offset)),
                 grad_written: false,
+                grad_pending: false,
             });
         }
         let count = params.specs().len();
@@ -272,6 +280,7 @@ impl Tape {
             grad: None,
             grad_home: None,
             grad_written: false,
+            grad_pending: false,
         });
         Tensor { node, generation: self.generation, shape, dtype }
     }

@@ -172,11 +172,6 @@ impl Conv {
             tape.release(input);
             tape.put_grad(dw);
         }
-        if let Some(db) = tape.grad(bias)? {
-            let (rows, columns) = (self.out.shape().rows(), shape.outputs);
-            launches::column_sums(tape, gpu, d, rows, columns, db.view(), db.accumulate)?;
-            tape.put_grad(db);
-        }
-        Ok(())
+        launches::bias_gradient(tape, gpu, d, self.out.shape().rows(), bias)
     }
 }

@@ -1,6 +1,5 @@
 //! Group-norms on a GPU: one pass over an image where a block, or a cluster of blocks, can keep it, otherwise sums over parts of it first.
 
-use super::super::launches;
 use super::GroupNorm;
 use crate::cuda::{Gpu, Grid, View, kernels};
 use crate::memory::Block;
@@ -189,15 +188,7 @@ impl GroupNorm {
             self.gpu_backward_in_parts(tape, gpu, &sums, dy, dx.as_ref(), &shares)?;
         }
         dx.into_iter().for_each(|dx| tape.put_grad(dx));
-        for (part, parameter) in [(0, self.shift), (1, self.gain)] {
-            if let Some(grad) = tape.grad(parameter)? {
-                let (first, stride, add) = (part * channels, 2 * channels, grad.accumulate);
-                launches::join_columns(gpu, grad.view(), &shares, first, batch, stride, channels, add)?;
-                tape.put_grad(grad);
-            }
-        }
-        tape.give_back(shares);
-        Ok(())
+        tape.add_sums(gpu, shares, batch, &[self.shift, self.gain])
     }
 
     /// Sums over parts of the images, then everything else: whatever their size and type.

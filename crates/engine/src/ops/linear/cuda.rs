@@ -112,10 +112,6 @@ impl Linear {
             tape.release(x);
             tape.put_grad(dw);
         }
-        if let Some(db) = self.layer.bias.map_or(Ok(None), |bias| tape.grad(bias))? {
-            launches::column_sums(tape, gpu, d, m, n, db.view(), db.accumulate)?;
-            tape.put_grad(db);
-        }
-        Ok(())
+        self.layer.bias.map_or(Ok(()), |bias| launches::bias_gradient(tape, gpu, d, m, bias))
     }
 }
