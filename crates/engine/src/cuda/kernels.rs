@@ -189,6 +189,7 @@ kernels! {
             out: View, x: View, height: usize, width: usize, channels: usize, x_width: usize, x_height: usize, n:
             usize, add: bool,
         );
+        turn_weights(out: u64, weight: u64, outputs: usize, inputs: usize, n: usize);
         widen_pixels(out: u64, x: View, channels: usize, pixels: usize);
 
         // group_norm.cu

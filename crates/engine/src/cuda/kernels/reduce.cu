@@ -59,11 +59,13 @@ extern "C" __global__ void pixel_error(View a, View b, double* parts, u32 n, int
 
 extern "C" __global__ void pixel_error_gradient(View dx, View x, View y, const float* dy, u32 n, int squared, int add) {
     float weight = dy[0] / (float)n;
-    EACH(i, n) {
-        float d = get(x, i) - get(y, i);
-        float slope = squared ? 2.0f * d : d > 0.0f ? 1.0f : d < 0.0f ? -1.0f : d;
-        put_or_add(dx, i, weight * slope, add);
+    auto slope = [&](float d) { return squared ? 2.0f * d : d > 0.0f ? 1.0f : d < 0.0f ? -1.0f : d; };
+    if (n % 4 == 0) EACH(j, n / 4) {
+        float4 a = get4(x, 4 * j), b = get4(y, 4 * j);
+        FOUR({ part<e>(a) = weight * slope(part<e>(a) - part<e>(b)); })
+        put4_or_add(dx, 4 * j, a, add);
     }
+    else EACH(i, n) put_or_add(dx, i, weight * slope(get(x, i) - get(y, i)), add);
 }
 
 // ---- sums over rows: every block one part per column, then one kernel over the parts of many parameters ----

@@ -184,6 +184,9 @@ mod tests {
             (1, 9, 65, 64, 3),
             (2, 8, 16, 64, 8),
             (1, 3, 2, 64, 1),
+            // From few channels to 64: the same backwards.
+            (1, 9, 65, 3, 64),
+            (2, 8, 6, 8, 64),
         ];
         for (batch, height, width, inputs, outputs) in shapes {
             let dims: [&[usize]; 3] = [&[batch, height, width, inputs], &[outputs, 3, 3, inputs], &[outputs]];
