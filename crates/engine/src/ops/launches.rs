@@ -31,12 +31,22 @@ pub(super) fn column_parts(
     Ok((parts, blocks * folded))
 }
 
-/// The gradient of a bias [columns], which was added to every row: the sums over the rows of dy.
-pub(super) fn bias_gradient(tape: &mut Tape, gpu: &Gpu, dy: View, rows: usize, bias: Tensor) -> Result<()> {
+/// The gradient of a bias [columns], which was added to every row: the sums over the rows of dy, the gradient of `out` unless an activation has
+/// changed it.
+pub(super) fn bias_gradient(
+    tape: &mut Tape,
+    gpu: &Gpu,
+    (dy, out): (View, Option<Tensor>),
+    rows: usize,
+    bias: Tensor,
+) -> Result<()> {
     if !tape.needs_grad(bias) {
         return Ok(());
     }
-    let (parts, count) = column_parts(tape, gpu, dy, rows, bias.len())?;
+    let (parts, count) = match out.and_then(|out| tape.take_sums(out)) {
+        Some(left) => left,
+        None => column_parts(tape, gpu, dy, rows, bias.len())?,
+    };
     tape.add_sums(gpu, parts, count, &[bias])
 }
 

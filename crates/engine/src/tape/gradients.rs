@@ -153,6 +153,9 @@ impl Tape {
         if !node.needs_grad {
             return Ok(None);
         }
+        if let Some((stale, ..)) = node.sums.take() {
+            self.arena.give_back(stale);
+        }
         let (len, dtype) = (node.len, node.dtype);
         let accumulate = node.grad_written || node.grad.is_some();
         let (block, start) = match node.grad_home {

@@ -70,6 +70,9 @@ struct Node {
     grad_written: bool,
     /// Whether some of it is still in partial sums.
     grad_pending: bool,
+    /// Whether the sums over rows of the gradient are of use, and those of its present state: parts [count, columns].
+    wants_sums: bool,
+    sums: Option<(Block, usize, usize)>,
 }
 
 struct Bound {
@@ -159,6 +162,9 @@ impl Tape {
             if let Some(block) = node.grad {
                 self.arena.give_back(block);
             }
+            if let Some((block, ..)) = node.sums {
+                self.arena.give_back(block);
+            }
         }
         for mut bound in self.bound.drain(..) {
             // What a failed op had taken out is gone; its owner gets zeros.
@@ -242,6 +248,8 @@ impl Tape {
                 grad_home: gradients.map(|g| (g, spec.offset)),
                 grad_written: false,
                 grad_pending: false,
+                wants_sums: false,
+                sums: None,
             });
         }
         let count = params.specs().len();
@@ -281,6 +289,8 @@ impl Tape {
             grad_home: None,
             grad_written: false,
             grad_pending: false,
+            wants_sums: false,
+            sums: None,
         });
         Tensor { node, generation: self.generation, shape, dtype }
     }

@@ -49,6 +49,31 @@ impl Tape {
         Ok(())
     }
 
+    /// Tells those who write the gradient of `out` that its sums over rows are the gradient of `bias`.
+    pub(crate) fn ask_for_sums(&mut self, out: Tensor, bias: Tensor) {
+        self.nodes[out.node as usize].wants_sums = self.needs_grad(bias);
+    }
+
+    /// Whether the sums over rows of a tensor's gradient are worth computing beside it.
+    pub(crate) fn wants_sums(&self, tensor: Tensor) -> bool {
+        self.nodes[tensor.node as usize].wants_sums
+    }
+
+    /// Leaves the sums over rows of the gradient that was just written, in parts [count, C]. They count until somebody changes that gradient.
+    pub(crate) fn leave_sums(&mut self, tensor: Tensor, parts: Block, count: usize) {
+        self.nodes[tensor.node as usize].sums = Some((parts, count, tensor.shape().last()));
+    }
+
+    /// What was left of the sums over rows of a tensor's gradient, if they are of rows of the same length.
+    pub(crate) fn take_sums(&mut self, tensor: Tensor) -> Option<(Block, usize)> {
+        let (parts, count, columns) = self.nodes[tensor.node as usize].sums.take()?;
+        if columns == tensor.shape().last() {
+            return Some((parts, count));
+        }
+        self.give_back(parts);
+        None
+    }
+
     fn add_later(
         &mut self,
         parameter: Tensor,

@@ -1,9 +1,10 @@
 //! Gradients that a GPU joins at the end of a backward pass: of parameters that are used several times, of more of them than one launch takes, summed
-//! up over several passes, and in replayed steps.
+//! up over several passes, in replayed steps, and those that come with the gradient of a norm.
 
-use crate::testing::{Limits, assert_same, values};
+use crate::testing::{Limits, assert_same, check_gradients, values};
 use crate::{
-    Activation, Device, Init, Key, Param, Params, ParamsBuilder, Result, StepId, Stepper, Tape, Tensor,
+    Activation, Device, Init, Key, Param, Params, ParamsBuilder, Result, StepId, Stepper, Stride, Tape,
+    Tensor,
 };
 
 /// More layers than the table of one launch has entries.
@@ -106,4 +107,36 @@ fn many_gradients_are_joined_and_added_to_those_before() -> Result<()> {
     assert_eq!(gradients(&device, false)?, found);
     assert_eq!(gradients(&device, true)?, found);
     Ok(())
+}
+
+/// The bias of a convolution or linear layer before a group-norm, whose gradient comes with that of the norm: alone, added to what is there, changed
+/// afterwards by another use of the same image.
+#[test]
+fn biases_before_norms() {
+    // Images for one block and for clusters of them.
+    for [height, width] in [[3, 5], [24, 20], [64, 64]] {
+        let dims: [&[usize]; 5] = [&[2, height, width, 3], &[64, 3, 3, 3], &[64], &[64], &[64]];
+        let norm = |tape: &mut Tape, x: Tensor, p: &[Tensor]| tape.group_norm(x, p[3], p[4], 8, 1e-6, true);
+        check_gradients(&dims, |tape, p| {
+            let y = tape.conv3x3(p[0], p[1], p[2], Stride::One)?;
+            norm(tape, y, p)
+        });
+        check_gradients(&dims, |tape, p| {
+            let y = tape.conv3x3(p[0], p[1], p[2], Stride::One)?;
+            let z = norm(tape, y, p)?;
+            tape.add(y, z)
+        });
+        check_gradients(&dims, |tape, p| {
+            let y = tape.conv3x3(p[0], p[1], p[2], Stride::One)?;
+            let other = tape.affine(y, 0.5, 0.0)?;
+            let z = norm(tape, y, p)?;
+            tape.add(other, z)
+        });
+        let dims: [&[usize]; 5] = [&[2, height * width, 33], &[64, 33], &[64], &[64], &[64]];
+        check_gradients(&dims, |tape, p| {
+            let y = tape.linear(p[0], p[1], Some(p[2]), Activation::None)?;
+            let y = tape.reshape(y, [2, height, width, 64])?;
+            norm(tape, y, p)
+        });
+    }
 }

@@ -183,7 +183,7 @@ impl Conv {
             tape.put_grad(dw);
         }
         wide_dy.into_iter().for_each(|block| tape.give_back(block));
-        launches::bias_gradient(tape, gpu, d, rows, bias)
+        launches::bias_gradient(tape, gpu, (d, (!relu).then_some(self.out)), rows, bias)
     }
 
     fn gpu_input_gradient(&self, tape: &mut Tape, gpu: &Gpu, dy: u64, dx: &Grad) -> Result<()> {

@@ -93,6 +93,9 @@ impl Tape {
             self.any_needs_grad(&[x, weight, bias]) || residual.is_some_and(|r| self.needs_grad(r));
         let out = self.push(out, result, dtype, needs_grad);
         if needs_grad {
+            if !relu {
+                self.ask_for_sums(out, bias);
+            }
             self.record(Conv { layer, out });
         }
         Ok(out)

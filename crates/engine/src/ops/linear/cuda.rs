@@ -112,6 +112,7 @@ impl Linear {
             tape.release(x);
             tape.put_grad(dw);
         }
-        self.layer.bias.map_or(Ok(()), |bias| launches::bias_gradient(tape, gpu, d, m, bias))
+        let out = (self.layer.activation == Activation::None).then_some(self.out);
+        self.layer.bias.map_or(Ok(()), |bias| launches::bias_gradient(tape, gpu, (d, out), m, bias))
     }
 }
