@@ -229,20 +229,20 @@ kernels! {
             epsilon: f32, swish: bool,
         );
         group_norm_gradient_32k(
-            dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, column_parts: u64, pixels: usize, channels:
-            usize, groups: usize, swish: bool, add: bool,
+            dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, column_parts: u64,
+            pixels: usize, channels: usize, groups: usize, swish: bool, add: bool,
         );
         group_norm_gradient_128k(
-            dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, column_parts: u64, pixels: usize, channels:
-            usize, groups: usize, swish: bool, add: bool,
+            dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, column_parts: u64,
+            pixels: usize, channels: usize, groups: usize, swish: bool, add: bool,
         );
         group_norm_gradient_256k(
-            dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, column_parts: u64, pixels: usize, channels:
-            usize, groups: usize, swish: bool, add: bool,
+            dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, column_parts: u64,
+            pixels: usize, channels: usize, groups: usize, swish: bool, add: bool,
         );
         group_norm_gradient_512k(
-            dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, column_parts: u64, pixels: usize, channels:
-            usize, groups: usize, swish: bool, add: bool,
+            dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, column_parts: u64,
+            pixels: usize, channels: usize, groups: usize, swish: bool, add: bool,
         );
 
         // perceptual.cu
