@@ -58,6 +58,9 @@ impl Net {
     }
 }
 
+/// A loss's gradient for a network's parameters.
+type Backward = fn(&mut Tape, Tensor, &Params) -> Result<()>;
+
 /// Gradients of a pass, and of a second one added to it, `times` times in the same way.
 fn gradients(device: &Device, captured: bool) -> Result<Vec<Vec<f32>>> {
     let net = Net::new(device)?;
@@ -69,7 +72,7 @@ fn gradients(device: &Device, captured: bool) -> Result<Vec<Vec<f32>>> {
     let [first, second] = inputs;
     let (first, second) = (first?, second?);
     let mut stepper = Stepper::new(device, Key::new(0, 0));
-    let steps: [(&str, fn(&mut Tape, Tensor, &Params) -> Result<()>, _); 2] = [
+    let steps: [(&str, Backward, _); 2] = [
         ("first", |tape, loss, _| tape.backward(loss), &first),
         ("second", |tape, loss, params| tape.backward_adding(loss, params), &second),
     ];
