@@ -2,6 +2,7 @@
 //! becomes a function, so that a launch with too few, too many or other arguments does not compile. That the declarations are those of
 //! the sources is checked when kernels are loaded and, without a GPU, by a test that compiles them (`cuda::signatures`).
 
+use super::joins::Table;
 use super::{Arg, Gpu, Grid, View};
 use crate::{Error, Result};
 
@@ -45,6 +46,8 @@ pub(crate) enum Kind {
     /// 32 bits: unsigned, signed, a float or a flag.
     Word,
     Double,
+    /// The table of [`Joins`](super::Joins).
+    Joins,
 }
 
 impl Kind {
@@ -54,6 +57,7 @@ impl Kind {
             Kind::Word => 4,
             Kind::Pointer | Kind::Double => 8,
             Kind::View => 16,
+            Kind::Joins => size_of::<Table>(),
         }
     }
 
@@ -66,14 +70,19 @@ impl Kind {
 /// A Rust type that stands for one of a kernel's parameter types.
 trait Parameter {
     const KIND: Kind;
-    fn arg(self) -> Arg;
+    fn arg<'a>(self) -> Arg<'a>
+    where
+        Self: 'a;
 }
 
 macro_rules! parameters {
     ($($type:ty => $kind:ident, $arg:expr;)*) => {
         $(impl Parameter for $type {
             const KIND: Kind = Kind::$kind;
-            fn arg(self) -> Arg {
+            fn arg<'a>(self) -> Arg<'a>
+            where
+                Self: 'a,
+            {
                 $arg(self)
             }
         })*
@@ -88,6 +97,7 @@ parameters! {
     f32 => Word, Arg::F32;
     f64 => Double, Arg::F64;
     bool => Word, Arg::Flag;
+    &Table => Joins, Arg::Joins;
 }
 
 /// Launchers, and the list of all kernels. Those under `chained` let the next kernel start early and wait for the one before.
@@ -179,6 +189,7 @@ kernels! {
             out: View, x: View, height: usize, width: usize, channels: usize, x_width: usize, x_height: usize, n:
             usize, add: bool,
         );
+        turn_weights(out: u64, weight: u64, outputs: usize, inputs: usize, n: usize);
         widen_pixels(out: u64, x: View, channels: usize, pixels: usize);
 
         // group_norm.cu
@@ -218,20 +229,20 @@ kernels! {
             epsilon: f32, swish: bool,
         );
         group_norm_gradient_32k(
-            dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, pixels: usize, channels:
-            usize, groups: usize, swish: bool, add: bool,
+            dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, column_parts: u64,
+            pixels: usize, channels: usize, groups: usize, swish: bool, add: bool,
         );
         group_norm_gradient_128k(
-            dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, pixels: usize, channels:
-            usize, groups: usize, swish: bool, add: bool,
+            dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, column_parts: u64,
+            pixels: usize, channels: usize, groups: usize, swish: bool, add: bool,
         );
         group_norm_gradient_256k(
-            dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, pixels: usize, channels:
-            usize, groups: usize, swish: bool, add: bool,
+            dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, column_parts: u64,
+            pixels: usize, channels: usize, groups: usize, swish: bool, add: bool,
         );
         group_norm_gradient_512k(
-            dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, pixels: usize, channels:
-            usize, groups: usize, swish: bool, add: bool,
+            dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, column_parts: u64,
+            pixels: usize, channels: usize, groups: usize, swish: bool, add: bool,
         );
 
         // perceptual.cu
@@ -277,7 +288,7 @@ kernels! {
         );
         layer_norm_shares(x: View, dy: View, statistics: u64, parts: u64, rows: usize, width: usize);
         column_sums(x: View, parts: u64, rows: usize, columns: usize);
-        join_columns(out: View, parts: u64, count: usize, stride: usize, columns: usize, add: bool);
+        join(joins: &Table);
         scatter(dy: View, indices: u64, parts: u64, rows: usize, width: usize);
         row_normalisers(logits: View, normaliser: u64, rows: usize, classes: usize);
         cross_entropy(logits: View, labels: u64, normaliser: u64, parts: u64, rows: usize, classes: usize);

@@ -22,7 +22,7 @@ impl Gpu {
         let (blocks, threads, shared) = checked(kernel.name, grid, MOST_SHARED)?;
         let function = self.module.function(kernel.name)?;
         let mut words: Vec<[u64; 2]> = args.iter().map(|arg| pack(*arg)).collect();
-        let mut pointers = pointers(&mut words);
+        let mut pointers = pointers(args, &mut words);
         // SAFETY: the arguments are those of the declaration, which was compared with the kernel when it was loaded. They outlive the call,
         // which copies them.
         unsafe {
@@ -50,7 +50,7 @@ impl Gpu {
         let (blocks, threads, shared) = checked(kernel.name, grid, self.shared)?;
         let function = self.module.chained(kernel.name, self.shared)?;
         let mut words: Vec<[u64; 2]> = args.iter().map(|arg| pack(*arg)).collect();
-        let mut pointers = pointers(&mut words);
+        let mut pointers = pointers(args, &mut words);
         let chained = self.core.chained.swap(true, Ordering::Relaxed);
         let mut value = sys::CUlaunchAttributeValue { pad: [0; 64] };
         value.programmaticStreamSerializationAllowed = 1;
@@ -81,8 +81,12 @@ impl Gpu {
 }
 
 /// Where the driver finds each argument.
-fn pointers(words: &mut [[u64; 2]]) -> Vec<*mut c_void> {
-    words.iter_mut().map(|word| std::ptr::from_mut(word).cast()).collect()
+fn pointers(args: &[Arg], words: &mut [[u64; 2]]) -> Vec<*mut c_void> {
+    let pointer = |(arg, word): (&Arg, &mut [u64; 2])| match arg {
+        Arg::Joins(table) => std::ptr::from_ref(*table).cast_mut().cast(),
+        _ => std::ptr::from_mut(word).cast(),
+    };
+    args.iter().zip(words).map(pointer).collect()
 }
 
 /// Kernels count elements in 32 bits.
@@ -121,7 +125,7 @@ fn checked(kernel: &'static str, grid: Grid, most_shared: usize) -> Result<((u32
     }
 }
 
-/// An argument as the driver reads it: its bytes first.
+/// An argument as the driver reads it: its bytes first. Tables are read where they are.
 fn pack(arg: Arg) -> [u64; 2] {
     match arg {
         Arg::At(at) => [at, 0],
@@ -131,5 +135,6 @@ fn pack(arg: Arg) -> [u64; 2] {
         Arg::F32(x) => [u64::from(x.to_bits()), 0],
         Arg::F64(x) => [x.to_bits(), 0],
         Arg::Flag(x) => [u64::from(x), 0],
+        Arg::Joins(_) => [0, 0],
     }
 }

@@ -14,6 +14,7 @@ mod gemm;
 mod gpu;
 #[cfg(feature = "cuda")]
 mod graph;
+mod joins;
 pub(crate) mod kernels;
 #[cfg(feature = "cuda")]
 mod launch;
@@ -39,6 +40,7 @@ pub(crate) use core::DeviceMemory;
 pub(crate) use gpu::Gpu;
 #[cfg(feature = "cuda")]
 pub(crate) use graph::Graph;
+pub(crate) use joins::{Join, Joins};
 #[cfg(feature = "cuda")]
 pub use library::{Library, libraries, library_folders};
 #[cfg(feature = "cuda")]
@@ -50,7 +52,7 @@ use crate::DType;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View {
     pub at: u64,
-    dtype: DType,
+    pub dtype: DType,
 }
 
 impl View {
@@ -64,7 +66,7 @@ impl View {
 
 /// One argument of a kernel.
 #[derive(Clone, Copy, Debug)]
-enum Arg {
+enum Arg<'a> {
     /// An address.
     At(u64),
     View(View),
@@ -74,6 +76,7 @@ enum Arg {
     F64(f64),
     /// 0 or 1.
     Flag(bool),
+    Joins(&'a joins::Table),
 }
 
 /// How a kernel is spread.

@@ -226,8 +226,7 @@ impl Embedding {
         let d = View::new(dy.at(), self.out.dtype());
         let (parts, splits) = launches::scatter(tape, gpu, d, self.indices, entries, width)?;
         if let Some(grad) = tape.grad(self.table)? {
-            let (columns, add) = (entries * width, grad.accumulate);
-            launches::join_columns(gpu, grad.view(), &parts, 0, splits, columns, columns, add)?;
+            launches::join(gpu, grad.view(), &parts, splits, entries * width, grad.accumulate)?;
             tape.put_grad(grad);
         }
         tape.give_back(parts);
@@ -269,7 +268,10 @@ impl AddPositions {
         }
         let rows = View::new(grad.at() + (self.start * width * size) as u64, grad.dtype());
         let d = View::new(dy.at(), self.out.dtype());
-        launches::column_sums(tape, gpu, d, self.x.dims()[0], time * width, rows, true)
+        let (parts, count) = launches::column_parts(tape, gpu, d, self.x.dims()[0], time * width)?;
+        launches::join(gpu, rows, &parts, count, time * width, true)?;
+        tape.give_back(parts);
+        Ok(())
     }
 }
 

@@ -1,24 +1,8 @@
 //! Launches that several ops share.
 
-use crate::cuda::{Gpu, Grid, View, kernels};
+use crate::cuda::{Gpu, Grid, Join, Joins, View, kernels};
 use crate::memory::Block;
 use crate::{DType, Result, Tape, Tensor};
-
-/// out [columns] (+)= the sums over the rows of x.
-pub(super) fn column_sums(
-    tape: &mut Tape,
-    gpu: &Gpu,
-    x: View,
-    rows: usize,
-    columns: usize,
-    out: View,
-    accumulate: bool,
-) -> Result<()> {
-    let (parts, count) = column_parts(tape, gpu, x, rows, columns)?;
-    join_columns(gpu, out, &parts, 0, count, columns, columns, accumulate)?;
-    tape.give_back(parts);
-    Ok(())
-}
 
 /// Sums over the rows of x in parts [count, columns]. Returns them and their number.
 pub(super) fn column_parts(
@@ -28,33 +12,56 @@ pub(super) fn column_parts(
     rows: usize,
     columns: usize,
 ) -> Result<(Block, usize)> {
-    // Threads keep to their four columns; the rows are dealt out to the rest of the block and to the blocks.
-    let quads = columns.div_ceil(4);
-    let lanes = (256 / quads).max(1);
-    let across = quads.div_ceil(256);
-    // As many as a card holds at once: eight of 256 threads on each multiprocessor.
-    let most = 8 * gpu.processors() / across;
-    let blocks = rows.div_ceil(16 * lanes).clamp(1, most.max(1));
+    // Elements of 16 bytes. Where a row is no whole number of them, several rows side by side are; else threads read single elements.
+    let unit = 16 / x.dtype.size();
+    let folded = unit / unit.min(1 << columns.trailing_zeros());
+    let (folded, unit) = if rows.is_multiple_of(folded) { (folded, unit) } else { (1, 1) };
+    let (rows, columns) = (rows / folded, columns * folded);
+    // Threads keep to their unit; the rows are dealt out to the rest of the block and to the blocks.
+    let units = columns / unit;
+    let lanes = (256 / units).max(1);
+    let across = units.div_ceil(256);
+    // Four blocks on each multiprocessor have enough loads under way; each has two rounds of them at least.
+    let most = (4 * gpu.processors() / across).max(1);
+    let blocks = rows.div_ceil(8 * lanes).clamp(1, most);
     let parts = tape.scratch(blocks * columns)?;
-    let threads = if quads < 256 { lanes * quads } else { 256 };
+    let threads = if units < 256 { lanes * units } else { 256 };
     let grid = Grid { blocks: (blocks, across), threads, shared: 0 };
     kernels::column_sums(gpu, grid, x, parts.at(), rows, columns)?;
-    Ok((parts, blocks))
+    Ok((parts, blocks * folded))
 }
 
-/// out [columns] (+)= the sum of `count` rows of `parts`, `stride` apart, from element `first` on.
-pub(super) fn join_columns(
+/// The gradient of a bias [columns], which was added to every row: the sums over the rows of dy, the gradient of `out` unless an activation has
+/// changed it.
+pub(super) fn bias_gradient(
+    tape: &mut Tape,
     gpu: &Gpu,
-    out: View,
+    (dy, out): (View, Option<Tensor>),
+    rows: usize,
+    bias: Tensor,
+) -> Result<()> {
+    if !tape.needs_grad(bias) {
+        return Ok(());
+    }
+    let (parts, count) = match out.and_then(|out| tape.take_sums(out)) {
+        Some(left) => left,
+        None => column_parts(tape, gpu, dy, rows, bias.len())?,
+    };
+    tape.add_sums(gpu, parts, count, &[bias])
+}
+
+/// out [columns] (+)= the sum of the rows of `parts` [count, columns], at once.
+pub(super) fn join(
+    gpu: &Gpu,
+    to: View,
     parts: &Block,
-    first: usize,
     count: usize,
-    stride: usize,
     columns: usize,
     accumulate: bool,
 ) -> Result<()> {
-    let (grid, from) = (Grid::blocks(columns.div_ceil(32)), parts.at() + 4 * first as u64);
-    kernels::join_columns(gpu, grid, out, from, count, stride, columns, accumulate)
+    let mut joins = Joins::default();
+    joins.push(&Join { to, from: parts.at(), count, stride: columns, columns, accumulate });
+    joins.launch(gpu)
 }
 
 /// Reports indices outside `low..limit` when the host next reads.

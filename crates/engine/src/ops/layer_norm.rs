@@ -1,6 +1,6 @@
 //! Layer-norm: (x - mean) / sqrt(variance + epsilon) * gain + shift of each row.
 
-use super::{Backward, launches};
+use super::Backward;
 use crate::backend::Backend;
 use crate::cpu::math::lane_sum;
 use crate::cpu::{self, multiversion};
@@ -162,15 +162,7 @@ impl LayerNorm {
             }
         }
         dx.into_iter().for_each(|dx| tape.put_grad(dx));
-        for (part, parameter) in [(0, self.shift), (1, self.gain)] {
-            if let Some(grad) = tape.grad(parameter)? {
-                let (first, stride, add) = (part * width, 2 * width, grad.accumulate);
-                launches::join_columns(gpu, grad.view(), &parts, first, blocks, stride, width, add)?;
-                tape.put_grad(grad);
-            }
-        }
-        tape.give_back(parts);
-        Ok(())
+        tape.add_sums(gpu, parts, blocks, &[self.shift, self.gain])
     }
 }
 

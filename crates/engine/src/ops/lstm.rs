@@ -263,10 +263,7 @@ impl LstmCell {
             tape.release(h);
             tape.put_grad(grad);
         }
-        if let Some(grad) = tape.grad(self.bias)? {
-            launches::column_sums(tape, gpu, d, batch, rows, grad.view(), grad.accumulate)?;
-            tape.put_grad(grad);
-        }
+        launches::bias_gradient(tape, gpu, (d, None), batch, self.bias)?;
         tape.hand_grad(self.before.cell, d_cell, DType::F32)?;
         tape.hand_grad(self.gates, d_gates, dtype)
     }

@@ -99,7 +99,7 @@ impl Tape {
     ) -> Result<Block> {
         let (pixels, channels) = (a.shape().rows(), a.shape().last());
         let out = self.alloc(1, DType::F32)?;
-        // Two waves of eight blocks per multiprocessor: the last of them may end early.
+        // Four waves of four blocks per multiprocessor: the last of them may end early.
         let count = pixels.div_ceil(64).min(16 * gpu.processors());
         let sums = self.scratch(2 * count)?;
         kernels::perceptual(
@@ -242,6 +242,26 @@ mod tests {
                     tape.perceptual_distance(x[0], x[1], weights, dropout)
                 });
             }
+        }
+    }
+
+    /// Channels that lanes keep: fewer than there are lanes for, one unit each, two each.
+    #[test]
+    fn gradients_of_activations() {
+        for channels in [8, 40, 64, 256, 320, 512] {
+            let dims: &[usize] = &[1, 3, 7, channels];
+            check_gradients(&[dims; 2], |tape, x| {
+                // As activations are stored: what positions were added to.
+                let mut stored = [x[0], x[1]];
+                for x in &mut stored {
+                    let zeros = constant(tape, &vec![0.0; 21 * channels], [21, channels]);
+                    let rows = tape.reshape(*x, [1, 21, channels])?;
+                    let rows = tape.add_positions(rows, zeros, 0)?;
+                    *x = tape.reshape(rows, [1, 3, 7, channels])?;
+                }
+                let weights = constant(tape, &values(channels, 7), [channels]);
+                tape.perceptual_distance(stored[0], stored[1], weights, 0.5)
+            });
         }
     }
 

@@ -120,34 +120,45 @@ mod tests {
     use crate::testing::integers;
     use crate::{Device, Element, Key, Stepper};
 
-    /// Rows written and read back, in any order, with padding.
-    fn round_trip<T: Element + From<u8> + PartialEq + std::fmt::Debug>() -> Result<()> {
+    /// Rows [2, W] written and read back, in any order, with padding.
+    fn round_trip<T: Element + From<u8> + PartialEq + std::fmt::Debug>(width: usize) -> Result<()> {
         let device = Device::under_test(1)?;
-        let (table, new) = (device.buffer::<T>("table", [4, 2, 3])?, device.buffer::<T>("rows", [3, 2, 3])?);
-        let numbers = |from: u8, n: u8| (from..from + n).map(T::from).collect::<Vec<T>>();
-        table.write(&numbers(100, 24))?;
-        new.write(&numbers(0, 18))?;
-        let (read, at) = (device.buffer::<T>("read", [3, 2, 3])?, device.buffer::<i32>("at", [3])?);
+        let (table, new) =
+            (device.buffer::<T>("table", [4, 2, width])?, device.buffer::<T>("rows", [3, 2, width])?);
+        let numbers = |from: u8, rows: u8| -> Vec<T> {
+            (0..2 * width as u8 * rows).map(|i| T::from(from + i)).collect()
+        };
+        let row = 2 * width as u8;
+        table.write(&numbers(100, 4))?;
+        new.write(&numbers(0, 3))?;
+        let (read, at) = (device.buffer::<T>("read", [3, 2, width])?, device.buffer::<i32>("at", [3])?);
         at.write(&[3, -1, 0])?;
         Stepper::new(&device, Key::new(0, 0)).run(|tape| {
             let (rows, to) = (tape.buffer(&new)?, tape.buffer(&at)?);
             tape.scatter_rows(&table, to, rows)?;
             let from = integers(tape, &[1, 7, 3]);
             let rows = tape.gather_rows(&table, from)?;
-            assert_eq!(rows.dims(), [3, 2, 3]);
+            assert_eq!(rows.dims(), [3, 2, width]);
             tape.store(&read, 0, rows)
         })?;
-        let expected = [numbers(12, 6), numbers(106, 12), numbers(0, 6)].concat();
+        let expected = [numbers(2 * row, 1), numbers(100 + row, 2), numbers(0, 1)].concat();
         assert_eq!(table.read::<T>()?, expected);
-        assert_eq!(read.read::<T>()?, [numbers(106, 6), vec![T::from(0); 6], numbers(0, 6)].concat());
+        assert_eq!(
+            read.read::<T>()?,
+            [numbers(100 + row, 1), vec![T::from(0); 2 * width], numbers(0, 1)].concat()
+        );
         Ok(())
     }
 
     #[test]
     fn rows_are_written_and_read_by_number() -> Result<()> {
-        round_trip::<f32>()?;
-        round_trip::<i32>()?;
-        round_trip::<u8>()
+        // The last in units of 16 bytes.
+        for width in [3, 8] {
+            round_trip::<f32>(width)?;
+            round_trip::<i32>(width)?;
+            round_trip::<u8>(width)?;
+        }
+        Ok(())
     }
 
     #[test]

@@ -106,6 +106,7 @@ impl Tape {
         while let Some(record) = self.records.pop() {
             record.backward(self)?;
         }
+        self.settle()?;
         // In a network that the loss depends on, the parameters it does not depend on have a zero gradient.
         for params in &mut self.params {
             let first = params.first_node as usize;
@@ -145,9 +146,15 @@ impl Tape {
     /// [`put_grad`](Tape::put_grad) before taking another one.
     pub(crate) fn grad(&mut self, tensor: Tensor) -> Result<Option<Grad>> {
         let index = tensor.node as usize;
+        if self.nodes[index].grad_pending {
+            self.settle()?;
+        }
         let node = &mut self.nodes[index];
         if !node.needs_grad {
             return Ok(None);
+        }
+        if let Some((stale, ..)) = node.sums.take() {
+            self.arena.give_back(stale);
         }
         let (len, dtype) = (node.len, node.dtype);
         let accumulate = node.grad_written || node.grad.is_some();

@@ -3,11 +3,13 @@
 mod cuda;
 mod gradients;
 mod stores;
+mod sums;
 
 use std::sync::Arc;
 
 pub(crate) use cuda::Operand;
 pub(crate) use gradients::{Grad, add_or_set};
+use sums::Pending;
 
 use crate::backend::Backend;
 use crate::buffer::Slot;
@@ -66,6 +68,11 @@ struct Node {
     /// Where a parameter's gradient lives: a bound buffer, the start in it, and whether it was written in this step.
     grad_home: Option<(usize, usize)>,
     grad_written: bool,
+    /// Whether some of it is still in partial sums.
+    grad_pending: bool,
+    /// Whether the sums over rows of the gradient are of use, and those of its present state: parts [count, columns].
+    wants_sums: bool,
+    sums: Option<(Block, usize, usize)>,
 }
 
 struct Bound {
@@ -94,6 +101,7 @@ pub struct Tape {
     lists: Vec<Tensor>,
     bound: Vec<Bound>,
     params: Vec<BoundParams>,
+    pending: Pending,
     generation: u64,
     pub(crate) key: Key,
     sites: u32,
@@ -117,6 +125,7 @@ impl Tape {
             lists: Vec::new(),
             bound: Vec::new(),
             params: Vec::new(),
+            pending: Pending::default(),
             generation: next_generation(),
             key,
             sites: 0,
@@ -145,11 +154,15 @@ impl Tape {
 
     /// Ends the step: blocks go back to the arena, bound buffers to their owners.
     pub(crate) fn reset(&mut self) {
+        self.forget_pending();
         for node in self.nodes.drain(..) {
             if let Data::Owned(block) = node.data {
                 self.arena.give_back(block);
             }
             if let Some(block) = node.grad {
+                self.arena.give_back(block);
+            }
+            if let Some((block, ..)) = node.sums {
                 self.arena.give_back(block);
             }
         }
@@ -234,6 +247,9 @@ impl Tape {
                 grad: None,
                 grad_home: gradients.map(|g| (g, spec.offset)),
                 grad_written: false,
+                grad_pending: false,
+                wants_sums: false,
+                sums: None,
             });
         }
         let count = params.specs().len();
@@ -272,6 +288,9 @@ impl Tape {
             grad: None,
             grad_home: None,
             grad_written: false,
+            grad_pending: false,
+            wants_sums: false,
+            sums: None,
         });
         Tensor { node, generation: self.generation, shape, dtype }
     }

@@ -3,3 +3,4 @@
 mod golden;
 mod isa;
 mod steps;
+mod sums;

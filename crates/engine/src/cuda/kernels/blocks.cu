@@ -405,7 +405,7 @@ attention_block(u16* out, const u16* x, const float* gain, const float* shift, c
 
 // ---- a 3x3 convolution to at most eight channels: a block has some rows of an image ----
 
-// out [B, height, width, outputs] <- x [B, height, width, 64], weight [outputs, 3, 3, 64]. Eight warps; `rows` rows and `columns` columns each time.
+// out [B, height, width, outputs] <- x [B, height, width, 64], weight [outputs, 3, 3, 64], bias [outputs] if there is one. Eight warps; `rows` rows and `columns` columns each time.
 // Shared: those, with a border.
 extern "C" __global__ void __launch_bounds__(256, 2)
 narrow_conv(u16* out, const u16* x, const u16* weight, const float* bias, u32 height, u32 width, u32 outputs, u32 rows, u32 columns, int activate) {
@@ -425,7 +425,7 @@ narrow_conv(u16* out, const u16* x, const u16* weight, const float* bias, u32 he
     }
     float b[2];
 #pragma unroll
-    for (u32 i = 0; i < 2; i++) b[i] = member * 2 + i < outputs ? bias[member * 2 + i] : 0.0f;
+    for (u32 i = 0; i < 2; i++) b[i] = bias && member * 2 + i < outputs ? bias[member * 2 + i] : 0.0f;
     await_earlier();
     admit_next();
 #pragma unroll 1

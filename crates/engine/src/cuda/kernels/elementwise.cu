@@ -85,7 +85,11 @@ extern "C" __global__ void finish_rows(View x, const float* bias, View residual,
 }
 
 extern "C" __global__ void from_bytes(View out, const u8* x, u32 n, float scale, float shift) {
-    EACH(i, n) put(out, i, (float)x[i] * scale + shift);
+    if (n % 4 == 0) EACH(j, n / 4) {
+        uchar4 v = *(const uchar4*)(x + 4 * j);
+        put4(out, 4 * j, make_float4(v.x * scale + shift, v.y * scale + shift, v.z * scale + shift, v.w * scale + shift));
+    }
+    else EACH(i, n) put(out, i, (float)x[i] * scale + shift);
 }
 
 extern "C" __global__ void from_integers(View out, const int* x, u32 n, float scale, float shift) {
@@ -169,7 +173,11 @@ extern "C" __global__ void look_up(View out, View table, const int* indices, u32
 }
 
 extern "C" __global__ void gather_bytes(u8* out, const u8* table, const int* indices, u32 row, u32 rows, u32 n) {
-    EACH(i, n) {
+    if (row % 16 == 0) EACH(j, n / 16) {
+        u32 i = 16 * j, index = (u32)indices[i / row];
+        *(uint4*)(out + i) = index < rows ? *(const uint4*)(table + (size_t)index * row + i % row) : make_uint4(0, 0, 0, 0);
+    }
+    else EACH(i, n) {
         u32 index = (u32)indices[i / row];
         out[i] = index < rows ? table[(size_t)index * row + i % row] : 0;
     }
@@ -184,7 +192,12 @@ extern "C" __global__ void gather_words(u32* out, const u32* table, const int* i
 
 // x[b, t] + table[start + t]
 extern "C" __global__ void add_positions(View out, View x, View table, u32 start, u32 period, u32 n) {
-    EACH(i, n) put(out, i, get(x, i) + get(table, start + i % period));
+    if (start % 4 == 0 && period % 4 == 0) EACH(j, n / 4) {
+        u32 i = 4 * j;
+        float4 v = get4(x, i), t = get4(table, start + i % period);
+        put4(out, i, make_float4(v.x + t.x, v.y + t.y, v.z + t.z, v.w + t.w));
+    }
+    else EACH(i, n) put(out, i, get(x, i) + get(table, start + i % period));
 }
 
 extern "C" __global__ void select_rows(View out, const int* mask, View yes, View no, u32 row, u32 n) {
@@ -257,7 +270,11 @@ extern "C" __global__ void lstm_gradient(const float* activated, View before, Vi
 
 // Rows of x to the rows of a table named by `indices`; those outside are left out.
 extern "C" __global__ void scatter_rows(View table, View x, const int* indices, u32 row, u32 rows, u32 n) {
-    EACH(i, n) {
+    if (row % 4 == 0) EACH(j, n / 4) {
+        u32 i = 4 * j, index = (u32)indices[i / row];
+        if (index < rows) put4(table, (size_t)index * row + i % row, get4(x, i));
+    }
+    else EACH(i, n) {
         u32 index = (u32)indices[i / row];
         if (index < rows) put(table, (size_t)index * row + i % row, get(x, i));
     }
@@ -271,7 +288,11 @@ extern "C" __global__ void scatter_rows_words(u32* table, const u32* x, const in
 }
 
 extern "C" __global__ void scatter_rows_bytes(u8* table, const u8* x, const int* indices, u32 row, u32 rows, u32 n) {
-    EACH(i, n) {
+    if (row % 16 == 0) EACH(j, n / 16) {
+        u32 i = 16 * j, index = (u32)indices[i / row];
+        if (index < rows) *(uint4*)(table + (size_t)index * row + i % row) = *(const uint4*)(x + i);
+    }
+    else EACH(i, n) {
         u32 index = (u32)indices[i / row];
         if (index < rows) table[(size_t)index * row + i % row] = x[i];
     }

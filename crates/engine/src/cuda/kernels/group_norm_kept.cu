@@ -113,10 +113,11 @@ GROUP_NORM_KEPT(group_norm_128k, 4, 8)
 GROUP_NORM_KEPT(group_norm_256k, 8, 8)
 GROUP_NORM_KEPT(group_norm_512k, 8, 16)
 
-// The gradient of group_norm_kept in the same way. Also the image's share of the gradients of shift and gain, [B, 2, C]. Without dx, only that.
+// The gradient of group_norm_kept in the same way. Also the image's share of the gradients of shift and gain, [B, 2, C], and of dx the sum over each
+// block's pixels, column_parts [blocks, C], if it is asked for. Without dx, only the shares.
 template <u32 BLOCKS, u32 WARPS>
 __device__ __forceinline__ void group_norm_gradient_kept(u16* dx, const u16* x, const u16* dy, const float* statistics, const float* gain,
-    const float* shift, float* shares_out, u32 pixels, u32 channels, u32 groups, int swish, int add) {
+    const float* shift, float* shares_out, float* column_parts, u32 pixels, u32 channels, u32 groups, int swish, int add) {
 #if __CUDA_ARCH__ >= 900
     constexpr u32 MOST = 128, KEPT = 8;
     __shared__ float shares[WARPS][2][MOST], sums[2][MOST], totals[2][MOST], factors[2][MOST];
@@ -197,6 +198,7 @@ __device__ __forceinline__ void group_norm_gradient_kept(u16* dx, const u16* x, 
             factors[1][own] = -inverse * s1 * part - slope * means[own];
         }
         __syncthreads();
+        float columns[8] = {};
 #pragma unroll
         for (u32 i = 0; i < KEPT; i++) {
             widen_unit(v, kept[i]);
@@ -214,6 +216,22 @@ __device__ __forceinline__ void group_norm_gradient_kept(u16* dx, const u16* x, 
                     for (u32 c = 0; c < 8; c++) d[c] += v[c];
                 }
                 *to = narrow_unit(d);
+#pragma unroll
+                for (u32 c = 0; c < 8; c++) columns[c] += d[c];
+            }
+        }
+        if (column_parts) {
+#pragma unroll
+            for (u32 c = 0; c < 8; c++) {
+                for (u32 o = units; o < 32; o *= 2) columns[c] += __shfl_xor_sync(~0u, columns[c], o);
+                if (lane < units) shares[warp][0][unit * 8 + c] = columns[c];
+            }
+            __syncthreads();
+            if (which == 0) {
+                float sum = 0.0f;
+#pragma unroll
+                for (u32 w = 0; w < WARPS; w++) sum += shares[w][0][own];
+                column_parts[(size_t)blockIdx.x * channels + own] = sum;
             }
         }
     }
@@ -223,9 +241,9 @@ __device__ __forceinline__ void group_norm_gradient_kept(u16* dx, const u16* x, 
 
 #define GROUP_NORM_GRADIENT_KEPT(NAME, BLOCKS, WARPS, AT_ONCE) \
     extern "C" __global__ void CLUSTER(BLOCKS) __launch_bounds__(32 * WARPS, AT_ONCE) \
-    NAME(u16* dx, const u16* x, const u16* dy, const float* statistics, const float* gain, const float* shift, float* shares, u32 pixels, u32 channels, \
+    NAME(u16* dx, const u16* x, const u16* dy, const float* statistics, const float* gain, const float* shift, float* shares, float* column_parts, u32 pixels, u32 channels, \
         u32 groups, int swish, int add) { \
-        group_norm_gradient_kept<BLOCKS, WARPS>(dx, x, dy, statistics, gain, shift, shares, pixels, channels, groups, swish, add); \
+        group_norm_gradient_kept<BLOCKS, WARPS>(dx, x, dy, statistics, gain, shift, shares, column_parts, pixels, channels, groups, swish, add); \
     }
 
 GROUP_NORM_GRADIENT_KEPT(group_norm_gradient_32k, 1, 8, 2)

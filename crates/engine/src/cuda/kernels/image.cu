@@ -105,9 +105,22 @@ extern "C" __global__ void pad(View out, View x, u32 height, u32 width, u32 chan
 
 // out (+)= the upper left part of larger images; n results.
 extern "C" __global__ void crop(View out, View x, u32 height, u32 width, u32 channels, u32 x_width, u32 x_height, u32 n, int add) {
-    EACH(i, n) {
+    if (channels % 4 == 0) EACH(j, n / 4) {
+        u32 i = 4 * j, c = i % channels, ox = i / channels % width, oy = i / channels / width % height, b = i / channels / width / height;
+        put4_or_add(out, i, get4(x, ((b * x_height + oy) * x_width + ox) * channels + c), add);
+    }
+    else EACH(i, n) {
         size_t c = i % channels, ox = i / channels % width, oy = i / channels / width % height, b = i / channels / width / height;
         put_or_add(out, i, get(x, ((b * x_height + oy) * x_width + ox) * channels + c), add);
+    }
+}
+
+// The weights [I, 3, 3, O] of the convolution that turns the gradient of a result into that of the input, from those [O, 3, 3, I] of the convolution
+// that made the result.
+extern "C" __global__ void turn_weights(u16* out, const u16* weight, u32 outputs, u32 inputs, u32 n) {
+    EACH(i, n) {
+        u32 o = i % outputs, tap = i / outputs % 9, c = i / outputs / 9;
+        out[i] = weight[(o * 9 + 8 - tap) * inputs + c];
     }
 }
 

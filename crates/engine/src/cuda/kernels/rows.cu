@@ -167,59 +167,6 @@ extern "C" __global__ void layer_norm_shares(View x, View dy, const float* stati
     }
 }
 
-// parts [blocks, columns]: sums over each block's rows. A thread keeps to its four columns; blockDim.x is at most 256.
-extern "C" __global__ void column_sums(View x, float* parts, u32 rows, u32 columns) {
-    __shared__ float4 sums[256];
-    u32 first = (u32)((u64)rows * blockIdx.x / gridDim.x), last = (u32)((u64)rows * (blockIdx.x + 1) / gridDim.x);
-    u32 quads = (columns + 3) / 4, here = min(quads, blockDim.x), lanes = blockDim.x / here;
-    u32 quad = blockIdx.y * blockDim.x + threadIdx.x % here, lane = threadIdx.x / here;
-    float4 a = make_float4(0, 0, 0, 0);
-    if (quad < quads) {
-        for (u32 row = first + lane; row < last; row += lanes) {
-            size_t at = (size_t)row * columns + 4 * quad;
-            if (columns % 4 == 0) {
-                float4 v = get4(x, at);
-                a.x += v.x; a.y += v.y; a.z += v.z; a.w += v.w;
-            } else {
-                u32 left = columns - 4 * quad;
-                a.x += get(x, at);
-                if (left > 1) a.y += get(x, at + 1);
-                if (left > 2) a.z += get(x, at + 2);
-                if (left > 3) a.w += get(x, at + 3);
-            }
-        }
-    }
-    sums[threadIdx.x] = a;
-    __syncthreads();
-    if (lane == 0 && quad < quads) {
-        for (u32 l = 1; l < lanes; l++) {
-            float4 v = sums[l * here + threadIdx.x];
-            a.x += v.x; a.y += v.y; a.z += v.z; a.w += v.w;
-        }
-        float* out = parts + (size_t)blockIdx.x * columns + 4 * quad;
-        u32 left = columns - 4 * quad;
-        out[0] = a.x;
-        if (left > 1) out[1] = a.y;
-        if (left > 2) out[2] = a.z;
-        if (left > 3) out[3] = a.w;
-    }
-}
-
-// out (+)= the sum of `count` rows of `columns`, `stride` apart. 256 threads: 32 columns, eight shares of the rows.
-extern "C" __global__ void join_columns(View out, const float* parts, u32 count, u32 stride, u32 columns, int add) {
-    __shared__ float sums[8][32];
-    u32 c = blockIdx.x * 32 + (threadIdx.x & 31), lane = threadIdx.x >> 5;
-    float sum = 0.0f;
-    if (c < columns)
-        for (u32 i = lane; i < count; i += 8) sum += parts[(size_t)i * stride + c];
-    sums[lane][threadIdx.x & 31] = sum;
-    __syncthreads();
-    if (lane == 0 && c < columns) {
-        for (int l = 1; l < 8; l++) sum += sums[l][threadIdx.x];
-        put_or_add(out, c, sum, add);
-    }
-}
-
 // parts [splits, entries, width]: the sum of the rows of dy whose index is the entry, over a share of the rows. Grid (entries, splits), 256 threads.
 extern "C" __global__ void scatter(View dy, const int* indices, float* parts, u32 rows, u32 width) {
     __shared__ u32 found[8];

@@ -163,14 +163,7 @@ impl SelfAttention {
         }
         self.weight_gradients(tape, gpu, &d)?;
         let (parts, count) = launches::column_parts(tape, gpu, View::new(d.at(), DType::BF16), rows, wide)?;
-        for (i, &[_, bias]) in self.layers.iter().enumerate() {
-            if let Some(grad) = tape.grad(bias)? {
-                let (first, add) = (i * width, grad.accumulate);
-                launches::join_columns(gpu, grad.view(), &parts, first, count, wide, width, add)?;
-                tape.put_grad(grad);
-            }
-        }
-        tape.give_back(parts);
+        tape.add_sums(gpu, parts, count, &self.layers.map(|[_, bias]| bias))?;
         tape.give_back(d);
         Ok(())
     }

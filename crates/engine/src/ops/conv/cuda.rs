@@ -6,7 +6,7 @@ use super::{Conv, Layer};
 use crate::cpu::ConvShape;
 use crate::cuda::{Convolution, Direction, Gpu, Grid, Tail, View, kernels};
 use crate::memory::Block;
-use crate::tape::Operand;
+use crate::tape::{Grad, Operand};
 use crate::{DType, Result, Tape};
 
 impl Tape {
@@ -62,6 +62,20 @@ impl Tape {
         Ok(Operand::temporary(wide))
     }
 
+    /// Weights to a few channels, with zeros up to as many as tensor cores take at once.
+    fn gpu_widen_outputs(&mut self, gpu: &Gpu, shape: &ConvShape, weight: Operand) -> Result<Operand> {
+        let dtype = self.float();
+        if !shape.has_few_outputs(dtype) {
+            return Ok(weight);
+        }
+        let (output, size) = (9 * shape.inputs, dtype.size());
+        let wide = self.alloc(WIDE * output, dtype)?;
+        gpu.fill_bytes(wide.at(), 0, WIDE * output * size)?;
+        gpu.copy(wide.at(), weight.at, shape.outputs * output * size)?;
+        self.release(weight);
+        Ok(Operand::temporary(wide))
+    }
+
     /// For stride 2: a copy with one more row and column of zeros, since cuDNN pads both sides alike.
     fn gpu_pad(&mut self, gpu: &Gpu, shape: &ConvShape, x: u64) -> Result<Option<Block>> {
         if shape.stride == 1 {
@@ -85,6 +99,20 @@ impl ConvShape {
         let few = dtype == DType::BF16 && self.inputs < WIDE;
         ConvShape { inputs: if few { WIDE } else { self.inputs }, ..*self }
     }
+
+    /// Whether gradients are computed with more outputs, whose gradients are zeros.
+    fn has_few_outputs(&self, dtype: DType) -> bool {
+        dtype == DType::BF16 && self.outputs < WIDE
+    }
+
+    fn with_outputs(&self, dtype: DType) -> ConvShape {
+        ConvShape { outputs: if self.has_few_outputs(dtype) { WIDE } else { self.outputs }, ..*self }
+    }
+
+    /// The convolution that turns the gradient of the result into that of the input, for stride 1.
+    fn turned(&self) -> ConvShape {
+        ConvShape { inputs: self.outputs, outputs: self.inputs, ..*self }
+    }
 }
 
 /// Whether it is one that we do ourselves: to at most as many channels as tensor cores make at once, for which cuDNN has nothing good.
@@ -92,7 +120,7 @@ fn is_narrow(shape: &ConvShape) -> bool {
     shape.inputs == 64 && shape.outputs <= WIDE && shape.stride == 1
 }
 
-/// `at`: where out, x, weight and bias lie.
+/// `at`: where out, x, weight and bias lie; a bias of 0 is none.
 fn narrow_conv(gpu: &Gpu, shape: &ConvShape, at: [u64; 4], relu: bool) -> Result<()> {
     let (rows, columns) = (shape.height.min(8), shape.width.min(64));
     let parts = shape.height.div_ceil(rows) * shape.width.div_ceil(columns);
@@ -120,63 +148,88 @@ impl Conv {
     pub(super) fn gpu_backward(&self, tape: &mut Tape, gpu: &Gpu, dy: &Block) -> Result<()> {
         let Layer { x, weight, bias, relu, shape, .. } = self.layer;
         let dtype = self.out.dtype();
-        let (n, d) = (self.out.len(), View::new(dy.at(), dtype));
+        let (n, rows, d) = (self.out.len(), self.out.shape().rows(), View::new(dy.at(), dtype));
         if relu {
             kernels::relu_gradient(gpu, Grid::elements(gpu, n), d, tape.view(self.out), n)?;
         }
+        let wide_dy = shape.has_few_outputs(dtype).then(|| tape.alloc(rows * WIDE, dtype)).transpose()?;
+        if let Some(wide) = &wide_dy {
+            kernels::widen_pixels(gpu, Grid::elements(gpu, rows), wide.at(), d, shape.outputs, rows)?;
+        }
+        let dy = wide_dy.as_ref().map_or(dy.at(), Block::at);
         if let Some(dx) = tape.grad(x)? {
-            let conv = as_cudnn(&shape, dtype);
-            let weight = tape.gpu_operand(gpu, weight, dtype)?;
-            let direct = shape.stride == 1 && dx.dtype() == dtype;
-            let len = conv.batch * conv.height * conv.width * conv.inputs;
-            let wide = (!direct).then(|| tape.alloc(len, dtype)).transpose()?;
-            let (to, accumulate) = match &wide {
-                Some(wide) => (wide.at(), false),
-                None => (dx.at(), dx.accumulate),
-            };
-            gpu.convolve(&conv, Direction::InputGradient, to, weight.at, dy.at(), accumulate)?;
-            if let Some(wide) = &wide {
-                kernels::crop(
-                    gpu,
-                    Grid::elements(gpu, x.len()),
-                    dx.view(),
-                    View::new(wide.at(), dtype),
-                    shape.height,
-                    shape.width,
-                    shape.inputs,
-                    conv.width,
-                    conv.height,
-                    x.len(),
-                    dx.accumulate,
-                )?;
+            match dtype == DType::BF16 && dx.dtype() == dtype && !dx.accumulate && is_narrow(&shape.turned())
+            {
+                true => self.gpu_narrow_input_gradient(tape, gpu, dy, &dx)?,
+                false => self.gpu_input_gradient(tape, gpu, dy, &dx)?,
             }
-            wide.into_iter().for_each(|block| tape.give_back(block));
-            tape.release(weight);
             tape.put_grad(dx);
         }
         if let Some(dw) = tape.grad(weight)? {
             let input = tape.gpu_operand(gpu, x, dtype)?;
             let input = tape.gpu_widen(gpu, &shape, input, x.len() / shape.inputs)?;
-            let wide = shape.widened(dtype);
+            let wide = shape.widened(dtype).with_outputs(dtype);
             let padded = tape.gpu_pad(gpu, &wide, input.at)?;
             // cuDNN writes weights in the type of the images; ours are added up in f32.
-            let count = 9 * shape.outputs;
-            let narrow = tape.alloc(count * wide.inputs, dtype)?;
+            let narrow = tape.alloc(9 * wide.outputs * wide.inputs, dtype)?;
             let (conv, from) = (as_cudnn(&wide, dtype), padded.as_ref().map_or(input.at, Block::at));
-            gpu.convolve(&conv, Direction::WeightGradient, from, narrow.at(), dy.at(), false)?;
+            gpu.convolve(&conv, Direction::WeightGradient, from, narrow.at(), dy, false)?;
             let from = Blocks { at: narrow.at(), dtype, start: 0, stride: wide.inputs };
             let to = Blocks { at: dw.at(), dtype: dw.dtype(), start: 0, stride: shape.inputs };
-            copy_blocks(gpu, to, from, shape.inputs, count, dw.accumulate)?;
+            copy_blocks(gpu, to, from, shape.inputs, 9 * shape.outputs, dw.accumulate)?;
             tape.give_back(narrow);
             padded.into_iter().for_each(|block| tape.give_back(block));
             tape.release(input);
             tape.put_grad(dw);
         }
-        if let Some(db) = tape.grad(bias)? {
-            let (rows, columns) = (self.out.shape().rows(), shape.outputs);
-            launches::column_sums(tape, gpu, d, rows, columns, db.view(), db.accumulate)?;
-            tape.put_grad(db);
+        wide_dy.into_iter().for_each(|block| tape.give_back(block));
+        launches::bias_gradient(tape, gpu, (d, (!relu).then_some(self.out)), rows, bias)
+    }
+
+    fn gpu_input_gradient(&self, tape: &mut Tape, gpu: &Gpu, dy: u64, dx: &Grad) -> Result<()> {
+        let Layer { x, weight, shape, .. } = self.layer;
+        let dtype = self.out.dtype();
+        let conv = as_cudnn(&shape.with_outputs(dtype), dtype);
+        let weight = tape.gpu_operand(gpu, weight, dtype)?;
+        let weight = tape.gpu_widen_outputs(gpu, &shape, weight)?;
+        let direct = shape.stride == 1 && dx.dtype() == dtype;
+        let len = conv.batch * conv.height * conv.width * conv.inputs;
+        let wide = (!direct).then(|| tape.alloc(len, dtype)).transpose()?;
+        let (to, accumulate) = match &wide {
+            Some(wide) => (wide.at(), false),
+            None => (dx.at(), dx.accumulate),
+        };
+        gpu.convolve(&conv, Direction::InputGradient, to, weight.at, dy, accumulate)?;
+        if let Some(wide) = &wide {
+            kernels::crop(
+                gpu,
+                Grid::elements(gpu, x.len()),
+                dx.view(),
+                View::new(wide.at(), dtype),
+                shape.height,
+                shape.width,
+                shape.inputs,
+                conv.width,
+                conv.height,
+                x.len(),
+                dx.accumulate,
+            )?;
         }
+        wide.into_iter().for_each(|block| tape.give_back(block));
+        tape.release(weight);
+        Ok(())
+    }
+
+    /// To few channels: a convolution of our own with the weights turned round.
+    fn gpu_narrow_input_gradient(&self, tape: &mut Tape, gpu: &Gpu, dy: u64, dx: &Grad) -> Result<()> {
+        let Layer { weight, shape, .. } = self.layer;
+        let (weight, n) = (tape.gpu_operand(gpu, weight, DType::BF16)?, weight.len());
+        let turned = tape.alloc(n, DType::BF16)?;
+        let grid = Grid::elements(gpu, n);
+        kernels::turn_weights(gpu, grid, turned.at(), weight.at, shape.outputs, shape.inputs, n)?;
+        narrow_conv(gpu, &shape.turned(), [dx.at(), dy, turned.at(), 0], false)?;
+        tape.give_back(turned);
+        tape.release(weight);
         Ok(())
     }
 }

@@ -93,6 +93,9 @@ impl Tape {
             self.any_needs_grad(&[x, weight, bias]) || residual.is_some_and(|r| self.needs_grad(r));
         let out = self.push(out, result, dtype, needs_grad);
         if needs_grad {
+            if !relu {
+                self.ask_for_sums(out, bias);
+            }
             self.record(Conv { layer, out });
         }
         Ok(out)
@@ -184,6 +187,9 @@ mod tests {
             (1, 9, 65, 64, 3),
             (2, 8, 16, 64, 8),
             (1, 3, 2, 64, 1),
+            // From few channels to 64: the same backwards.
+            (1, 9, 65, 3, 64),
+            (2, 8, 6, 8, 64),
         ];
         for (batch, height, width, inputs, outputs) in shapes {
             let dims: [&[usize]; 3] = [&[batch, height, width, inputs], &[outputs, 3, 3, inputs], &[outputs]];

@@ -1,6 +1,5 @@
 //! Group-norms on a GPU: one pass over an image where a block, or a cluster of blocks, can keep it, otherwise sums over parts of it first.
 
-use super::super::launches;
 use super::GroupNorm;
 use crate::cuda::{Gpu, Grid, View, kernels};
 use crate::memory::Block;
@@ -22,9 +21,9 @@ const fn keeper<Kernel: Copy>(kernel: Kernel, blocks: usize, threads: usize, kep
 
 /// Out, statistics, x, gain, shift; pixels, channels, groups; epsilon, swish.
 type Forward = fn(&Gpu, Grid, u64, u64, u64, u64, u64, usize, usize, usize, f32, bool) -> Result<()>;
-/// dx, x, dy, statistics, gain, shift, shares; pixels, channels, groups; swish, add.
+/// dx, x, dy, statistics, gain, shift, shares, sums of dx over pixels; pixels, channels, groups; swish, add.
 type Gradient =
-    fn(&Gpu, Grid, u64, u64, u64, u64, u64, u64, u64, usize, usize, usize, bool, bool) -> Result<()>;
+    fn(&Gpu, Grid, u64, u64, u64, u64, u64, u64, u64, u64, usize, usize, usize, bool, bool) -> Result<()>;
 
 /// From small to large images.
 const KEEPERS: [Keeper<Forward>; 3] = [
@@ -165,10 +164,14 @@ impl GroupNorm {
         let (batch, channels) = (sums.batch, sums.channels);
         let shares = tape.scratch(batch * 2 * channels)?;
         let dx = tape.grad(self.x)?;
+        let mut sums_of_dx = None;
         let to = dx.as_ref().map_or(DType::BF16, |dx| dx.dtype());
         let dtypes = [self.x.dtype(), self.out.dtype(), to];
         if let Some((kernel, grid)) = keeper_for(gpu, &GRADIENT_KEEPERS, &sums, &dtypes, self.groups) {
             let (to, add) = dx.as_ref().map_or((0, false), |dx| (dx.at(), dx.accumulate));
+            if tape.wants_sums(self.x) {
+                sums_of_dx = Some((tape.scratch(grid.blocks.0 * channels)?, grid.blocks.0));
+            }
             kernel(
                 gpu,
                 grid,
@@ -179,6 +182,7 @@ impl GroupNorm {
                 tape.at(self.gain),
                 tape.at(self.shift),
                 shares.at(),
+                sums_of_dx.as_ref().map_or(0, |(parts, _)| parts.at()),
                 sums.pixels,
                 channels,
                 self.groups,
@@ -189,15 +193,10 @@ impl GroupNorm {
             self.gpu_backward_in_parts(tape, gpu, &sums, dy, dx.as_ref(), &shares)?;
         }
         dx.into_iter().for_each(|dx| tape.put_grad(dx));
-        for (part, parameter) in [(0, self.shift), (1, self.gain)] {
-            if let Some(grad) = tape.grad(parameter)? {
-                let (first, stride, add) = (part * channels, 2 * channels, grad.accumulate);
-                launches::join_columns(gpu, grad.view(), &shares, first, batch, stride, channels, add)?;
-                tape.put_grad(grad);
-            }
+        if let Some((parts, count)) = sums_of_dx {
+            tape.leave_sums(self.x, parts, count);
         }
-        tape.give_back(shares);
-        Ok(())
+        tape.add_sums(gpu, shares, batch, &[self.shift, self.gain])
     }
 
     /// Sums over parts of the images, then everything else: whatever their size and type.

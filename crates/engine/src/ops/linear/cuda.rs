@@ -112,10 +112,7 @@ impl Linear {
             tape.release(x);
             tape.put_grad(dw);
         }
-        if let Some(db) = self.layer.bias.map_or(Ok(None), |bias| tape.grad(bias))? {
-            launches::column_sums(tape, gpu, d, m, n, db.view(), db.accumulate)?;
-            tape.put_grad(db);
-        }
-        Ok(())
+        let out = (self.layer.activation == Activation::None).then_some(self.out);
+        self.layer.bias.map_or(Ok(()), |bias| launches::bias_gradient(tape, gpu, (d, out), m, bias))
     }
 }

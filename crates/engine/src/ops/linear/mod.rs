@@ -121,6 +121,9 @@ impl Tape {
             None => saved,
         };
         if needs_grad {
+            if let (Some(bias), Activation::None) = (bias, activation) {
+                self.ask_for_sums(out, bias);
+            }
             self.record(Linear { layer, saved, out });
         }
         Ok(out)
