@@ -457,14 +457,15 @@ fn next_frame(
     next: &Buffer,
     all_logits: Option<&Buffer>,
 ) -> Result<()> {
+    let Some(all_logits) = all_logits else {
+        return agent.world_model.imagine_tokens(tape, memory, at, thought, next);
+    };
     let batch = thought.dims()[0];
     for i in 0..agent.world_model.tokens {
         let logits = agent.world_model.next_token(tape, thought)?;
         let token = tape.sample_into(logits, 1.0, next, i)?;
-        if let Some(all) = all_logits {
-            let logits = tape.reshape(logits, [batch, logits.shape().last()])?;
-            tape.store_step(all, i, logits)?;
-        }
+        let logits = tape.reshape(logits, [batch, logits.shape().last()])?;
+        tape.store_step(all_logits, i, logits)?;
         let token = tape.reshape(token, [batch, 1])?;
         thought = agent.world_model.see_tokens(tape, memory, at + i, token)?;
     }

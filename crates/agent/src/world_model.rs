@@ -1,8 +1,8 @@
 //! The world model: a GPT over frame tokens and actions that predicts the next tokens, rewards and ends (paper, section 2.2).
 
 use engine::{
-    Activation, Buffer, DecodeBlock, DecodeHead, Device, Error, Init, KvCache, Param, Params, Result, Tape,
-    Tensor,
+    Activation, Buffer, DecodeBlock, DecodeHead, Decoder, Device, Error, Init, KvCache, Param, Params,
+    Result, Tape, Tensor,
 };
 
 use crate::layers::{Builder, LAYER_NORM_EPSILON, Linear, LinearInit, Network, Norm};
@@ -259,13 +259,38 @@ impl WorldModel {
         table: Param,
         entries: Tensor,
     ) -> Result<Tensor> {
-        let params = self.params();
-        let (table, positions) = (tape.param(params, table)?, tape.param(params, self.positions)?);
-        let mut x = tape.embedding_at(table, entries, positions, at)?;
-        for (layer, block) in self.blocks.iter().enumerate() {
-            x = block.cached(tape, params, &memory.cache, layer, at, x)?;
-        }
-        Ok(x)
+        let (table, blocks) = (tape.param(self.params(), table)?, self.decode_blocks(tape)?);
+        let decoder = self.decoder(tape, memory, &blocks)?;
+        tape.decode_entries(table, entries, &decoder, at)
+    }
+
+    /// Samples the K tokens of the next frame into `next` i32 [B, K], one after the other, and remembers them from position `at` on. `thought`
+    /// [B, 1, D] is what the model thinks before the first.
+    pub fn imagine_tokens(
+        &self,
+        tape: &mut Tape,
+        memory: &Memory,
+        at: usize,
+        thought: Tensor,
+        next: &Buffer,
+    ) -> Result<()> {
+        let (head, table) = (self.token_head(tape)?, tape.param(self.params(), self.token_table)?);
+        let blocks = self.decode_blocks(tape)?;
+        let decoder = self.decoder(tape, memory, &blocks)?;
+        tape.decode_tokens(thought, &head, table, &decoder, at, next)
+    }
+
+    fn decode_blocks(&self, tape: &mut Tape) -> Result<Vec<DecodeBlock>> {
+        self.blocks.iter().map(|block| block.tensors(tape, self.params())).collect()
+    }
+
+    fn decoder<'a>(
+        &self,
+        tape: &mut Tape,
+        memory: &'a Memory,
+        blocks: &'a [DecodeBlock],
+    ) -> Result<Decoder<'a>> {
+        Ok(Decoder { blocks, positions: tape.param(self.params(), self.positions)?, cache: &memory.cache })
     }
 
     /// Passes an action i32 [B, 1] and, if there are any, the frame tokens i32 [B, K] after it through the model, from position `at` on, and leaves
@@ -303,14 +328,18 @@ impl WorldModel {
 
     /// Logits of the next frame token, [B, n, N], from thoughts [B, n, D].
     pub fn next_token(&self, tape: &mut Tape, thought: Tensor) -> Result<Tensor> {
+        let head = self.token_head(tape)?;
+        tape.decode_head(thought, &head)
+    }
+
+    fn token_head(&self, tape: &mut Tape) -> Result<DecodeHead> {
         let (params, head) = (self.params(), &self.head_observations);
-        let head = DecodeHead {
+        Ok(DecodeHead {
             norm: self.final_norm.tensors(tape, params)?,
             hidden: head.hidden.tensors(tape, params)?,
             out: head.out.tensors(tape, params)?,
             epsilon: LAYER_NORM_EPSILON,
-        };
-        tape.decode_head(thought, &head)
+        })
     }
 
     /// Outputs for the reward [B, n, R] and logits of the end [B, n, 2], from the thoughts [B, n, D] after actions.
@@ -370,16 +399,8 @@ impl Block {
         tape.dropout_residual(h, residual, x)
     }
 
-    fn cached(
-        &self,
-        tape: &mut Tape,
-        params: &Params,
-        cache: &KvCache,
-        layer: usize,
-        at: usize,
-        x: Tensor,
-    ) -> Result<Tensor> {
-        let block = DecodeBlock {
+    fn tensors(&self, tape: &mut Tape, params: &Params) -> Result<DecodeBlock> {
+        Ok(DecodeBlock {
             attention_norm: self.norm1.tensors(tape, params)?,
             query: self.query.tensors(tape, params)?,
             key: self.key.tensors(tape, params)?,
@@ -389,11 +410,10 @@ impl Block {
             expand: self.expand.tensors(tape, params)?,
             contract: self.contract.tensors(tape, params)?,
             epsilon: LAYER_NORM_EPSILON,
-        };
-        tape.decode_block(x, &block, cache, layer, at)
+        })
     }
 
-    /// The same by single ops, with the queries [B, n, D] left in a buffer.
+    /// Over new tokens by single ops, with the queries [B, n, D] left in a buffer.
     fn watched(
         &self,
         tape: &mut Tape,

@@ -44,6 +44,10 @@ fn reasons(shapes: &NetworkShapes, dtype: DType) -> Vec<String> {
         reasons.push(format!(
             "an imagined token of width {width} with heads of {head_width} runs op by op; the fused kernels take heads of 64 and widths up to 512"
         ));
+    } else if !decode::takes_blocks(width, head_width, hidden) {
+        reasons.push(format!(
+            "an imagined token of width {width} takes several kernels; one kernel for whole frames takes width 256, heads of 64 and hidden layers of 1024"
+        ));
     }
     if channels != fused {
         reasons.push(format!(
@@ -76,6 +80,8 @@ mod tests {
     fn whatever_leaves_one_is_named() {
         let wide = reasons(&NetworkShapes { channels: 96, ..PAPER }, DType::BF16);
         assert!(wide.len() == 2 && wide.iter().all(|reason| reason.contains("96 channels")), "{wide:?}");
+        let small = reasons(&NetworkShapes { width: 128, heads: 2, hidden: 512, ..PAPER }, DType::BF16);
+        assert!(small.len() == 1 && small[0].contains("width 128 takes several kernels"), "{small:?}");
         let heads = reasons(&NetworkShapes { heads: 8, ..PAPER }, DType::BF16);
         assert!(heads.len() == 2 && heads.iter().all(|reason| reason.contains("heads of 32")), "{heads:?}");
     }

@@ -101,6 +101,19 @@ impl Gpu {
         match *self {}
     }
 
+    pub(super) fn launch_clustered(
+        &self,
+        _kernel: &'static Kernel,
+        _grid: Grid,
+        _args: &[Arg],
+    ) -> Result<()> {
+        match *self {}
+    }
+
+    pub fn resident_clusters(&self, _kernel: &'static str, _threads: usize) -> usize {
+        match *self {}
+    }
+
     pub fn product(&self, _product: &Product) -> Result<()> {
         match *self {}
     }

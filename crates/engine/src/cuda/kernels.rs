@@ -100,7 +100,8 @@ parameters! {
     &Table => Joins, Arg::Joins;
 }
 
-/// Launchers, and the list of all kernels. Those under `chained` let the next kernel start early and wait for the one before.
+/// Launchers, and the list of all kernels. Those under `chained` let the next kernel start early and wait for the one before; those under
+/// `clustered` are launched in clusters of [`CLUSTER`](super::CLUSTER) blocks.
 macro_rules! kernels {
     ($($chained:ident { $($name:ident($($argument:ident: $type:ty),* $(,)?);)* })*) => {
         $($(
@@ -124,6 +125,7 @@ macro_rules! kernels {
     };
     (@run plain) => { Gpu::launch };
     (@run chained) => { Gpu::launch_chained };
+    (@run clustered) => { Gpu::launch_clustered };
 }
 
 kernels! {
@@ -403,6 +405,28 @@ kernels! {
         narrow_conv(
             out: u64, x: u64, weight: u64, bias: u64, height: usize, width: usize, outputs: usize, rows: usize,
             columns: usize, activate: bool,
+        );
+    }
+
+    clustered {
+        // tokens.cu
+        decode_tokens_8(
+            tokens: u64, stride: usize, given: u64, start: View, out: u64, table: u64, entries: usize, positions: u64,
+            keys: u64, values: u64, cache_stride: usize, query: u64, key: u64, value: u64, projection: u64, expand:
+            u64, contract: u64, query_bias: u64, key_bias: u64, value_bias: u64, projection_bias: u64, expand_bias:
+            u64, contract_bias: u64, gain1: u64, shift1: u64, gain2: u64, shift2: u64, parameter_stride: usize,
+            head_gain: u64, head_shift: u64, hidden: u64, last: u64, hidden_bias: u64, last_bias: u64, layers: usize,
+            passes: usize, batch: usize, each: usize, capacity: usize, past: usize, room: usize, epsilon: f32,
+            head_epsilon: f32, state: u64, site: usize, op: i32, fault: u64,
+        );
+        decode_tokens_10(
+            tokens: u64, stride: usize, given: u64, start: View, out: u64, table: u64, entries: usize, positions: u64,
+            keys: u64, values: u64, cache_stride: usize, query: u64, key: u64, value: u64, projection: u64, expand:
+            u64, contract: u64, query_bias: u64, key_bias: u64, value_bias: u64, projection_bias: u64, expand_bias:
+            u64, contract_bias: u64, gain1: u64, shift1: u64, gain2: u64, shift2: u64, parameter_stride: usize,
+            head_gain: u64, head_shift: u64, hidden: u64, last: u64, hidden_bias: u64, last_bias: u64, layers: usize,
+            passes: usize, batch: usize, each: usize, capacity: usize, past: usize, room: usize, epsilon: f32,
+            head_epsilon: f32, state: u64, site: usize, op: i32, fault: u64,
         );
     }
 }

@@ -8,7 +8,8 @@ use cudarc::driver::{result, sys};
 use super::core::driver;
 use super::gpu::Gpu;
 use super::kernels::Kernel;
-use super::{Arg, Grid, View};
+use super::module::cluster_attribute;
+use super::{Arg, CLUSTER, Grid, View};
 use crate::{DType, Error, Result};
 
 impl Gpu {
@@ -43,6 +44,49 @@ impl Gpu {
     /// such kernel, it starts before that has ended, where the GPU can.
     pub(super) fn launch_chained(&self, kernel: &'static Kernel, grid: Grid, args: &[Arg]) -> Result<()> {
         self.timed(|| kernel.name.into(), || self.launch_chained_now(kernel, grid, args))
+    }
+
+    /// [`launch`](Gpu::launch) in clusters of [`CLUSTER`] blocks, with up to all of a multiprocessor's shared memory.
+    pub(super) fn launch_clustered(&self, kernel: &'static Kernel, grid: Grid, args: &[Arg]) -> Result<()> {
+        self.timed(|| kernel.name.into(), || self.launch_clustered_now(kernel, grid, args))
+    }
+
+    fn launch_clustered_now(&self, kernel: &'static Kernel, grid: Grid, args: &[Arg]) -> Result<()> {
+        check_sizes(kernel.name, args)?;
+        let (blocks, threads, shared) = checked(kernel.name, grid, self.shared)?;
+        if self.resident_clusters(kernel.name, grid.threads) == 0 {
+            let reason = format!("this GPU has no clusters of {CLUSTER} blocks");
+            return Err(Error::Gpu { what: kernel.name, reason });
+        }
+        let function = self.module.function(kernel.name)?;
+        let mut words: Vec<[u64; 2]> = args.iter().map(|arg| pack(*arg)).collect();
+        let mut pointers = pointers(&mut words);
+        let mut cluster = cluster_attribute();
+        let config = sys::CUlaunchConfig {
+            gridDimX: blocks.0,
+            gridDimY: blocks.1,
+            gridDimZ: 1,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: self.core.stream(),
+            attrs: &mut cluster,
+            numAttrs: 1,
+        };
+        // SAFETY: as in `launch`; the attribute outlives the call.
+        unsafe {
+            sys::cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), std::ptr::null_mut()).result()
+        }
+        .map_err(driver(kernel.name))
+    }
+
+    /// How many clusters of a kernel's blocks run at the same time; 0 where it cannot run.
+    pub fn resident_clusters(&self, kernel: &'static str, threads: usize) -> usize {
+        match self.has_clusters() {
+            true => self.module.resident_clusters(kernel, threads, self.shared).unwrap_or_default(),
+            false => 0,
+        }
     }
 
     fn launch_chained_now(&self, kernel: &'static Kernel, grid: Grid, args: &[Arg]) -> Result<()> {

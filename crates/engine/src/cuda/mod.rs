@@ -88,6 +88,9 @@ pub(crate) struct Grid {
     pub shared: usize,
 }
 
+/// Blocks of a cluster, where kernels do not say it themselves.
+pub(crate) const CLUSTER: usize = 16;
+
 const THREADS: usize = 256;
 /// Blocks per multiprocessor, of which eight are resident: two waves. Kernels walk on from there.
 const BLOCKS: usize = 16;

@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use cudarc::driver::{result, sys};
 use cudarc::nvrtc;
 
+use super::CLUSTER;
 use super::core::{driver, lock};
 use super::kernels::{self, Kernel};
 use crate::{Error, Result};
@@ -15,7 +16,7 @@ use crate::{Error, Result};
 /// What stands in front of each program.
 const COMMON: &str = include_str!("kernels/common.cu");
 
-pub(super) const PROGRAMS: [&str; 11] = [
+pub(super) const PROGRAMS: [&str; 12] = [
     include_str!("kernels/elementwise.cu"),
     include_str!("kernels/image.cu"),
     include_str!("kernels/group_norm.cu"),
@@ -26,6 +27,7 @@ pub(super) const PROGRAMS: [&str; 11] = [
     include_str!("kernels/reduce.cu"),
     include_str!("kernels/flash.cu"),
     include_str!("kernels/decode.cu"),
+    concat!(include_str!("kernels/tokens_parts.cu"), include_str!("kernels/tokens.cu")),
     include_str!("kernels/blocks.cu"),
 ];
 
@@ -81,6 +83,8 @@ pub(super) struct Module {
     functions: HashMap<String, sys::CUfunction>,
     /// Names of those that were prepared for overlapping.
     chained: Mutex<HashSet<&'static str>>,
+    /// How many clusters of a kernel run at the same time, for those that were prepared for clusters.
+    clusters: Mutex<HashMap<&'static str, usize>>,
 }
 
 // SAFETY: handles of the driver's, used under the GPU's rules.
@@ -90,8 +94,12 @@ unsafe impl Sync for Module {}
 
 impl Module {
     pub fn new(images: Vec<Image>) -> Result<Module> {
-        let mut module =
-            Module { programs: Vec::new(), functions: HashMap::new(), chained: Mutex::default() };
+        let mut module = Module {
+            programs: Vec::new(),
+            functions: HashMap::new(),
+            chained: Mutex::default(),
+            clusters: Mutex::default(),
+        };
         for image in images {
             let loaded = match image.load() {
                 // What another driver has left may not run with this one.
@@ -151,6 +159,59 @@ impl Module {
         }
         chained.insert(name);
         Ok(function)
+    }
+
+    /// How many clusters of [`CLUSTER`] blocks of a kernel run at the same time, with `threads` threads and up to `room` bytes of shared
+    /// memory in each block.
+    pub fn resident_clusters(&self, name: &'static str, threads: usize, room: usize) -> Result<usize> {
+        let function = self.function(name)?;
+        let mut clusters = lock(&self.clusters)?;
+        if let Some(&count) = clusters.get(name) {
+            return Ok(count);
+        }
+        // A GPU that refuses clusters of this size runs none of them.
+        let count = prepared(function, threads, room).unwrap_or_default();
+        clusters.insert(name, count);
+        Ok(count)
+    }
+}
+
+fn prepared(function: sys::CUfunction, threads: usize, room: usize) -> Result<usize, result::DriverError> {
+    use sys::CUfunction_attribute as Attribute;
+    let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    // Eight blocks are what every GPU with clusters has.
+    let larger = Attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+    let mut attribute = cluster_attribute();
+    let config = sys::CUlaunchConfig {
+        gridDimX: CLUSTER as u32,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: threads as u32,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: room as u32,
+        hStream: std::ptr::null_mut(),
+        attrs: &mut attribute,
+        numAttrs: 1,
+    };
+    let mut count = 0;
+    // SAFETY: a function of a loaded program; the configuration outlives the call, which writes one number.
+    unsafe {
+        result::function::set_function_attribute(function, most, room as i32)?;
+        result::function::set_function_attribute(function, larger, 1)?;
+        sys::cuOccupancyMaxActiveClusters(&mut count, function, &config).result()?;
+    }
+    Ok(usize::try_from(count).unwrap_or_default())
+}
+
+/// Says that [`CLUSTER`] blocks at a time form a cluster.
+pub(super) fn cluster_attribute() -> sys::CUlaunchAttribute {
+    let mut value = sys::CUlaunchAttributeValue { pad: [0; 64] };
+    value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: CLUSTER as u32, y: 1, z: 1 };
+    sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+        pad: [0; 4],
+        value,
     }
 }
 

@@ -10,10 +10,11 @@ use crate::{Buffer, Device, Error, Result, Tape, Tensor};
 /// Keys and values of the tokens a transformer has seen, for every layer, so that a new token costs one pass over it alone. It does not count
 /// positions: whoever decodes says where new tokens go, so that a step captured for one position stays that step.
 pub struct KvCache {
-    /// [layer][B, heads, d, capacity]: positions last, so that scores of many positions are one vector operation. A GPU keeps keys like values.
-    pub(super) keys: Vec<Buffer>,
-    /// [layer][B, heads, capacity, d]
-    pub(super) values: Vec<Buffer>,
+    /// [layers, B, heads, d, capacity]: positions last, so that scores of many positions are one vector operation. A GPU keeps keys like values.
+    pub(super) keys: Buffer,
+    /// [layers, B, heads, capacity, d]
+    pub(super) values: Buffer,
+    pub(super) layers: usize,
     pub(super) batch: usize,
     pub(super) heads: usize,
     pub(super) head_width: usize,
@@ -30,12 +31,10 @@ impl KvCache {
         head_width: usize,
         capacity: usize,
     ) -> Result<KvCache> {
-        let buffers = |what: &str, shape: [usize; 4]| -> Result<Vec<Buffer>> {
-            (0..layers).map(|i| device.float_buffer(format!("{what} cache of layer {i}"), shape)).collect()
-        };
         Ok(KvCache {
-            keys: buffers("key", [batch, heads, head_width, capacity])?,
-            values: buffers("value", [batch, heads, capacity, head_width])?,
+            keys: device.float_buffer("key cache", [layers, batch, heads, head_width, capacity])?,
+            values: device.float_buffer("value cache", [layers, batch, heads, capacity, head_width])?,
+            layers,
             batch,
             heads,
             head_width,
@@ -43,17 +42,23 @@ impl KvCache {
         })
     }
 
-    fn layer(&self, layer: usize) -> Result<(&Buffer, &Buffer)> {
-        let (index, limit) = (layer as i64, self.keys.len());
-        match (self.keys.get(layer), self.values.get(layer)) {
-            (Some(keys), Some(values)) => Ok((keys, values)),
-            _ => Err(Error::IndexOutOfRange { op: OP, index, position: 0, limit }),
+    /// Elements of one layer's keys, and of its values.
+    pub(super) fn layer_len(&self) -> usize {
+        self.batch * self.heads * self.head_width * self.capacity
+    }
+
+    /// The element at which a layer's keys begin, and its values.
+    fn start(&self, layer: usize) -> Result<usize> {
+        let (index, limit) = (layer as i64, self.layers);
+        match layer < limit {
+            true => Ok(layer * self.layer_len()),
+            false => Err(Error::IndexOutOfRange { op: OP, index, position: 0, limit }),
         }
     }
 
     /// All of its memory, in an order that every cache of the same shape has: for copies.
     pub fn buffers(&self) -> impl Iterator<Item = &Buffer> {
-        self.keys.iter().chain(&self.values)
+        [&self.keys, &self.values].into_iter()
     }
 
     /// The weights with which queries [B, n, D] at positions `at` to `at + n` attend to the keys of one layer, which are those that
@@ -61,7 +66,7 @@ impl KvCache {
     /// at: computed on the host, whatever the device.
     pub fn attention_weights(&self, layer: usize, queries: &[f32], at: usize) -> Result<Vec<f32>> {
         let KvCache { batch, heads, head_width: d, capacity, .. } = *self;
-        let (keys, width) = (self.layer(layer)?.0, heads * d);
+        let (start, width) = (self.start(layer)?, heads * d);
         let tokens = queries.len() / (batch * width).max(1);
         let expected = batch * tokens * width;
         if queries.len() != expected {
@@ -71,9 +76,9 @@ impl KvCache {
         if end > capacity {
             return Err(Error::RangeOutOfBounds { op: OP, start: at, end, limit: capacity });
         }
-        let stored = keys.read::<f32>()?;
+        let stored = self.keys.read_range::<f32>(start, start + self.layer_len())?;
         // (position, channel) of a head's keys lies at position * steps.0 + channel * steps.1.
-        let steps = if keys.device().is_gpu() { (d, 1) } else { (1, capacity) };
+        let steps = if self.keys.device().is_gpu() { (d, 1) } else { (1, capacity) };
         let mut weights = vec![0.0; batch * heads * tokens * end];
         for (i, rows) in weights.chunks_exact_mut((tokens * end).max(1)).enumerate() {
             let (image, head) = (i / heads, i % heads);
@@ -123,9 +128,9 @@ impl Tape {
         if end > limit {
             return Err(Error::RangeOutOfBounds { op: OP, start: at, end, limit });
         }
-        let (keys, values) = cache.layer(layer)?;
+        let start = cache.start(layer)?;
         let mut out = self.alloc(q.len(), self.float())?;
-        let place = Place { cache, keys, values, at, tokens };
+        let place = Place { cache, start, at, tokens };
         match self.backend() {
             Backend::Cpu => self.cpu_cached_attention([q, k, v], &place, &mut out)?,
             Backend::Cuda(gpu) => self.gpu_cached_attention(&gpu, [q, k, v], &place, &out)?,
@@ -133,12 +138,18 @@ impl Tape {
         Ok(self.push(out, q.shape(), self.float(), false))
     }
 
+    /// Where keys and values lie on the GPU, from element `start` on.
+    pub(super) fn cache_at(&mut self, cache: &KvCache, start: usize) -> Result<[u64; 2]> {
+        let offset = (start * self.float().size()) as u64;
+        Ok([self.buffer_at(&cache.keys)? + offset, self.buffer_at(&cache.values)? + offset])
+    }
+
     fn cpu_cached_attention(&mut self, [q, k, v]: [Tensor; 3], place: &Place, out: &mut Block) -> Result<()> {
-        let &Place { cache, keys, values, at: past, tokens } = place;
-        let KvCache { batch, heads, head_width: d, capacity, .. } = *cache;
+        let &Place { cache, start, at: past, tokens } = place;
+        let KvCache { ref keys, ref values, batch, heads, head_width: d, capacity, .. } = *cache;
         let width = heads * d;
         self.with_buffer_mut::<f32, _>(keys, |tape, keys| {
-            let k = tape.f32(k);
+            let (k, keys) = (tape.f32(k), &mut keys[start..]);
             for (index, row) in k.chunks_exact(width).enumerate() {
                 let (image, position) = (index / tokens, past + index % tokens);
                 for (c, x) in row.iter().enumerate() {
@@ -147,7 +158,7 @@ impl Tape {
             }
         })?;
         self.with_buffer_mut::<f32, _>(values, |tape, values| {
-            let v = tape.f32(v);
+            let (v, values) = (tape.f32(v), &mut values[start..]);
             for (index, row) in v.chunks_exact(width).enumerate() {
                 let (image, position) = (index / tokens, past + index % tokens);
                 for (head, part) in row.chunks_exact(d).enumerate() {
@@ -160,7 +171,7 @@ impl Tape {
         // One task per sequence and head; its results [n, d] stand together before they are joined to [B, n, D].
         let mut parts = self.scratch(batch * heads * tokens * d)?;
         let mut scores = self.scratch(batch * heads * capacity)?;
-        let (qv, kv, vv) = (self.f32(q), self.f32(keys), self.f32(values));
+        let (qv, kv, vv) = (self.f32(q), &self.f32(keys)[start..], &self.f32(values)[start..]);
         let task = |i: usize, part: &mut [f32], scores: &mut [f32]| {
             let (image, head) = (i / heads, i % heads);
             for (token, out) in part.chunks_exact_mut(d).enumerate() {
@@ -192,11 +203,10 @@ impl Tape {
         place: &Place,
         out: &Block,
     ) -> Result<()> {
-        let &Place { cache, keys, values, at: past, tokens } = place;
+        let &Place { cache, start, at: past, tokens } = place;
         let KvCache { batch, heads, head_width: d, capacity, .. } = *cache;
         let dtype = self.float();
-        let [keys, values] = [keys, values].map(|buffer| self.buffer_at(buffer));
-        let (keys, values) = (View::new(keys?, dtype), View::new(values?, dtype));
+        let [keys, values] = self.cache_at(cache, start)?.map(|at| View::new(at, dtype));
         let (n, k, v) = (q.len(), self.view(k), self.view(v));
         let grid = Grid::elements(gpu, n);
         kernels::cache_append(gpu, grid, keys, values, k, v, tokens, heads, d, capacity, past, n)?;
@@ -225,8 +235,8 @@ impl Tape {
 /// Where new tokens go: positions `at` to `at + tokens` of one layer's keys and values.
 struct Place<'a> {
     cache: &'a KvCache,
-    keys: &'a Buffer,
-    values: &'a Buffer,
+    /// The element at which its layer begins.
+    start: usize,
     at: usize,
     tokens: usize,
 }

@@ -33,7 +33,7 @@ mod upsample;
 pub use cached_attention::KvCache;
 pub use categorical::Temperature;
 pub use conv::Stride;
-pub use decode::{DecodeBlock, DecodeHead};
+pub use decode::{DecodeBlock, DecodeHead, Decoder};
 pub use image_blocks::{ImageAttention, ImageResidual};
 pub use linear::Activation;
 pub use lstm::Lstm;

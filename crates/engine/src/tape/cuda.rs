@@ -70,17 +70,25 @@ impl Tape {
         Ok(self.bound[bound].block.at())
     }
 
-    /// A tensor's values on the GPU as `dtype`, copied if they are stored otherwise. Give it back with [`release`](Tape::release).
-    pub(crate) fn gpu_operand(&mut self, gpu: &Gpu, tensor: Tensor, dtype: DType) -> Result<Operand> {
+    /// Where a tensor's values lie on the GPU as `dtype`, if they are stored like that: those of parameters are in both types.
+    pub(crate) fn at_as(&self, tensor: Tensor, dtype: DType) -> Option<u64> {
         if tensor.dtype == dtype {
-            return Ok(Operand::at(self.at(tensor)));
+            return Some(self.at(tensor));
         }
         if dtype == DType::BF16
             && let Data::Bound { bound, start } = self.nodes[tensor.node as usize].data
             && let Some(params) = self.params.iter().find(|p| p.values == bound)
             && let Some(narrow) = params.narrow
         {
-            return Ok(Operand::at(self.bound[narrow].block.at() + 2 * start as u64));
+            return Some(self.bound[narrow].block.at() + 2 * start as u64);
+        }
+        None
+    }
+
+    /// A tensor's values on the GPU as `dtype`, copied if they are stored otherwise. Give it back with [`release`](Tape::release).
+    pub(crate) fn gpu_operand(&mut self, gpu: &Gpu, tensor: Tensor, dtype: DType) -> Result<Operand> {
+        if let Some(at) = self.at_as(tensor, dtype) {
+            return Ok(Operand::at(at));
         }
         let copy = self.alloc(tensor.len(), dtype)?;
         let (n, to) = (tensor.len(), View::new(copy.at(), dtype));

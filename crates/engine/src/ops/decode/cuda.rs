@@ -25,7 +25,7 @@ impl Tape {
         at: usize,
     ) -> Result<Tensor> {
         let (batch, width, hidden) = (cache.batch, x.shape().last(), block.expand[0].dims()[0]);
-        let (keys, values) = (self.buffer_at(&cache.keys[layer])?, self.buffer_at(&cache.values[layer])?);
+        let [keys, values] = self.cache_at(cache, layer * cache.layer_len())?;
         let (linear, norms) = block.layers();
         let mut operands = Vec::with_capacity(16);
         for [weight, bias] in linear {

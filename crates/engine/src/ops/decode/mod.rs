@@ -3,6 +3,10 @@
 mod cuda;
 #[cfg(test)]
 mod tests;
+mod tokens;
+
+pub use tokens::Decoder;
+pub(crate) use tokens::takes_blocks;
 
 use super::launches;
 use super::linear::Activation;
@@ -37,6 +41,15 @@ impl DecodeBlock {
     fn layers(&self) -> ([[Tensor; 2]; 6], [[Tensor; 2]; 2]) {
         let linear = [self.query, self.key, self.value, self.projection, self.expand, self.contract];
         (linear, [self.attention_norm, self.mlp_norm])
+    }
+
+    /// Whether its layers have these widths.
+    fn is_of(&self, width: usize, hidden: usize) -> bool {
+        let (linear, norms) = self.layers();
+        linear[..4].iter().all(|layer| maps(*layer, width, width))
+            && maps(self.expand, width, hidden)
+            && maps(self.contract, hidden, width)
+            && norms.iter().flatten().all(|tensor| tensor.dims() == [width])
     }
 }
 
@@ -115,11 +128,8 @@ impl Tape {
             && takes_shapes(width, cache.head_width, hidden)
             && x.dims() == [cache.batch, 1, width]
             && cache.batch > 0
-            && linear[..4].iter().all(|layer| maps(*layer, width, width))
-            && maps(block.expand, width, hidden)
-            && maps(block.contract, hidden, width)
-            && norms.iter().flatten().all(|tensor| tensor.dims() == [width])
-            && layer < cache.keys.len()
+            && block.is_of(width, hidden)
+            && layer < cache.layers
             && at < cache.capacity
     }
 
