@@ -60,7 +60,7 @@ impl Gpu {
         }
         let function = self.module.function(kernel.name)?;
         let mut words: Vec<[u64; 2]> = args.iter().map(|arg| pack(*arg)).collect();
-        let mut pointers = pointers(&mut words);
+        let mut pointers = pointers(args, &mut words);
         let mut cluster = cluster_attribute();
         let config = sys::CUlaunchConfig {
             gridDimX: blocks.0,
