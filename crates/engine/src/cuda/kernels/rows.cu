@@ -288,7 +288,7 @@ extern "C" __global__ void over_range(float* out, float* state, View x, View of,
     u32 mine = 0;
     for (u32 i = threadIdx.x; i < size; i += blockDim.x) {
         bool counts = i < n && alive[i] != 0.0f;
-        sorted[i] = counts ? get(of, i) : INFINITY;
+        sorted[i] = counts ? get(of, i) : __int_as_float(0x7f800000); // infinity
         mine += counts;
     }
     atomicAdd(&live, mine);
