@@ -191,6 +191,12 @@ impl Replay {
         Ok(replay)
     }
 
+    /// Another one that reads what this one holds now. Everything that is written later, and flushed or not, is none of its business.
+    pub fn view(&self) -> Result<Replay> {
+        let Replay { folder, frame_bytes, max_steps, games, table, shard_len, .. } = self;
+        Replay::with_shards(folder, *frame_bytes, *max_steps, *games, table.clone(), *shard_len)
+    }
+
     /// Makes it one that can be written: files are cut back to what the table knows.
     pub fn begin_writing(&mut self) -> Result<()> {
         std::fs::create_dir_all(&self.folder).map_err(fail("create", &self.folder))?;
