@@ -111,3 +111,27 @@ fn a_full_disk_is_reported_from_the_background() {
     assert!(resumed.status.success(), "{}", stderr(&resumed));
     assert_same(&whole, &run);
 }
+
+/// Training does not go on for an epoch of hours after the one before could not be saved.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_failure_in_the_background_stops_training_at_the_next_update() {
+    let scratch = Scratch::new("background-early");
+    let run = scratch.0.join("run");
+    std::fs::create_dir_all(&run).unwrap();
+    std::os::unix::fs::symlink("/dev/full", run.join("metrics.jsonl")).unwrap();
+    let endless = ["tokenizer.schedule.start_after=1", "tokenizer.schedule.updates=1000000"];
+    let mut command = background();
+    command.args(SMALL).args(["evaluation.every=0", "tokenizer.schedule.first_updates=0"]).args(endless);
+    let mut child = command.arg("--out").arg(&run).stderr(Stdio::piped()).spawn().unwrap();
+    let started = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if started.elapsed() > Duration::from_secs(300) {
+            child.kill().unwrap();
+            panic!("it goes on");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let output = child.wait_with_output().unwrap();
+    assert!(stderr(&output).lines().last().unwrap().contains("No space left"), "{}", stderr(&output));
+}

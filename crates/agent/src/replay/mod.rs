@@ -191,7 +191,7 @@ impl Replay {
         Ok(replay)
     }
 
-    /// Another one that reads what this one holds now. Everything that is written later, and flushed or not, is none of its business.
+    /// A reader of what this one holds now, whatever is written later.
     pub fn view(&self) -> Result<Replay> {
         let Replay { folder, frame_bytes, max_steps, games, table, shard_len, .. } = self;
         Replay::with_shards(folder, *frame_bytes, *max_steps, *games, table.clone(), *shard_len)

@@ -9,6 +9,7 @@ pub(super) struct Clock {
     started: Instant,
     lap: Instant,
     measured: Vec<(String, f64)>,
+    waited: f64,
     /// Of the epoch, where the next one begins before this one is saved.
     seconds: Option<f64>,
 }
@@ -16,7 +17,7 @@ pub(super) struct Clock {
 impl Clock {
     pub fn start() -> Clock {
         let now = Instant::now();
-        Clock { started: now, lap: now, measured: Vec::new(), seconds: None }
+        Clock { started: now, lap: now, measured: Vec::new(), waited: 0.0, seconds: None }
     }
 
     /// A phase is over that consisted of this many steps or updates; none if it was left out.
@@ -36,8 +37,7 @@ impl Clock {
 
     /// The end of the epoch before is over: this one waited for it since its last phase.
     pub fn waited(&mut self) {
-        let seconds = self.next_lap();
-        self.measured.push(("waiting/seconds".into(), seconds));
+        self.waited = self.next_lap();
     }
 
     /// The next epoch begins; what is left of this one happens beside it.
@@ -50,6 +50,7 @@ impl Clock {
     pub fn saved(mut self) -> Vec<(String, f64)> {
         let seconds = self.next_lap();
         self.measured.push(("saving/seconds".into(), seconds));
+        self.measured.push(("waiting/seconds".into(), self.waited));
         let whole = self.seconds.unwrap_or_else(|| self.started.elapsed().as_secs_f64());
         self.measured.push(("seconds".into(), whole));
         self.measured
