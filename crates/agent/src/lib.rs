@@ -102,6 +102,12 @@ impl Agent {
         tape.reshape(view, engine::Shape::try_from(dims.as_slice())?)
     }
 
+    /// Takes over the networks of an agent of the same config, maybe on another device, with the optimisers' state.
+    pub(crate) fn copy_from(&self, other: &Agent) -> Result<()> {
+        let networks = self.networks(None).into_iter().zip(other.networks(None));
+        networks.into_iter().try_for_each(|((_, to), (_, from))| to.params.copy_from(&from.params))
+    }
+
     /// What captured steps over its networks depend on.
     pub(crate) fn identity(&self) -> AgentId {
         let networks = [&self.tokenizer.network, &self.world_model.network, &self.actor_critic.network];

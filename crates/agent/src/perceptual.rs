@@ -62,6 +62,13 @@ impl Perceptual {
         Ok(Perceptual { network, dropout, scaling, blocks, weights })
     }
 
+    /// The same network on another device.
+    pub(crate) fn copy_to(&self, device: &Device) -> Result<Perceptual> {
+        let copy = Perceptual::new(device, self.dropout)?;
+        copy.network.params.copy_from(&self.network.params)?;
+        Ok(copy)
+    }
+
     /// Fixed random features, the same for every run. In a plain random network the deep features of any two images are nearly parallel, so
     /// small objects would hardly change the loss. Every channel is therefore centred and scaled to standard deviation 1, measured on `pictures`.
     pub fn random(device: &Device, dropout: f32) -> Result<Perceptual> {

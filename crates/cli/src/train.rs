@@ -10,7 +10,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use agent::train::{
     Damaged, Event, InitConfig, Observer, Phase, Resume, Run, TrainConfig, TrainError, Trainer, Warning,
-    train,
+    ends_in_background, train,
 };
 use anyhow::{Context, Result, bail};
 use engine::Device;
@@ -105,7 +105,7 @@ pub fn watched(args: TrainArgs, stop: Stop, listener: Option<Listener>) -> Resul
     watch.forecast(&device);
     match train(&mut run, &mut trainer, &mut watch) {
         Err(TrainError::Interrupted) => {
-            let (folder, done) = (pasteable(run.folder()), trainer.epoch);
+            let (folder, done) = (pasteable(run.folder()), watch.epoch);
             watch.bar = None;
             tell!(
                 "stopped with {done} of {} epochs finished and saved. To continue: {} train --resume {folder}",
@@ -125,7 +125,7 @@ fn resume(args: &TrainArgs, device: &Device, folder: &Path) -> Result<(Run, Trai
     let damaged = if args.forget_damaged { Damaged::Forget } else { Damaged::Refuse };
     let epochs = raised_epochs(&args.config.overrides)?;
     let (run, trainer) = Run::resume(device, folder, Resume { damaged, epochs }, warn)?;
-    check_config_file(&run, &trainer, epochs.is_some())?;
+    go_on::check_config_file(&run, &trainer, epochs.is_some())?;
     Ok((run, trainer))
 }
 
@@ -238,51 +238,6 @@ fn remarks(config: &TrainConfig) -> Vec<String> {
     remarks
 }
 
-/// `config.toml` is for people and for `iris report`: written if it is missing or the run is `raised` to more epochs. What was changed in it changes nothing.
-fn check_config_file(run: &Run, trainer: &Trainer, raised: bool) -> Result<()> {
-    let path = run.folder().join("config.toml");
-    let Ok(found) = std::fs::read_to_string(&path) else {
-        return Ok(run.write_config(&config::document(&trainer.config)?)?);
-    };
-    let Ok(mut found) = toml::from_str::<TrainConfig>(&found) else {
-        warn_of_other_config(&path);
-        return Ok(());
-    };
-    if raised && found.epochs < trainer.config.epochs {
-        note_learning_rates(trainer, found.epochs);
-        found.epochs = trainer.config.epochs;
-        if found == trainer.config {
-            return Ok(run.write_config(&config::document(&found)?)?);
-        }
-    }
-    if found != trainer.config {
-        warn_of_other_config(&path);
-    }
-    Ok(())
-}
-
-fn warn_of_other_config(path: &Path) {
-    warn(format!(
-        "{} differs from the config this run was started with, which stays in force. Delete the file to regenerate it",
-        path.display()
-    ));
-}
-
-/// Linear decay ends at the last epoch: with more of them, rates are higher than they were.
-fn note_learning_rates(trainer: &Trainer, before: usize) {
-    let (config, epoch) = (&trainer.config, trainer.epoch);
-    for (network, schedule) in config.schedules() {
-        let old = schedule.learning_rate_in(epoch.saturating_sub(1), before);
-        let new = schedule.learning_rate_in(epoch, config.epochs);
-        if old != new {
-            tell!(
-                "note: the learning rate of the {network} decays over all {} epochs now: it goes on from {old:.1e} with {new:.1e}",
-                config.epochs
-            );
-        }
-    }
-}
-
 /// Shows progress, and stops the run when the user asks for it.
 struct Watch<'a> {
     listener: Option<Listener<'a>>,
@@ -291,8 +246,10 @@ struct Watch<'a> {
     started: Instant,
     stop: Stop,
     config: TrainConfig,
-    /// Finished epochs.
+    /// Saved epochs.
     epoch: usize,
+    /// The epoch that is being made. The one before may not be saved yet.
+    making: usize,
     bar: Option<Progress>,
     since: Instant,
     /// What is being done, and how much of it is over.
@@ -316,6 +273,7 @@ impl Watch<'_> {
             stop,
             config: trainer.config.clone(),
             epoch: trainer.epoch,
+            making: trainer.epoch + 1,
             bar: None,
             since: now,
             doing: None,
@@ -351,7 +309,10 @@ impl Watch<'_> {
     fn forecast(&mut self, device: &Device) {
         self.on_gpu = device.is_gpu();
         // Whatever goes wrong here goes wrong again in the run, which says so.
-        if let Ok(Some(forecast)) = forecast::forecast(device, &self.config, self.epoch) {
+        if let Ok(Some(mut forecast)) = forecast::forecast(device, &self.config, self.epoch) {
+            if ends_in_background(device) {
+                forecast.insert(Phase::Evaluation, 0.0);
+            }
             self.pace = Pace::new(forecast);
         }
         let epochs = self.config.epochs - self.epoch;
@@ -364,7 +325,7 @@ impl Watch<'_> {
     }
 
     fn warn_of_a_long_run(&mut self) -> bool {
-        let warning = self.pace.warning(&self.config, self.epoch, self.on_gpu);
+        let warning = self.pace.warning(&self.config, self.making - 1, self.on_gpu);
         let warned = warning.is_some();
         warning.into_iter().for_each(warn);
         warned
@@ -408,16 +369,24 @@ impl Watch<'_> {
         say!("      {program} eval {folder}      (100 whole games)");
     }
 
-    fn progress(&mut self, phase: Phase, done: usize, total: usize) {
+    fn begin(&mut self, epoch: usize) {
+        if epoch > self.making {
+            (self.making, self.doing) = (epoch, None);
+            self.pace.begin_epoch();
+        }
+    }
+
+    fn progress(&mut self, epoch: usize, phase: Phase, done: usize, total: usize) {
+        self.begin(epoch);
         let seconds = self.count(phase.name());
         self.time(phase, done, seconds);
         self.warn_of_a_long_run();
         if self.bar.as_ref().is_none_or(|bar| bar.phase() != phase.name()) {
             self.bar = Some(Progress::after(phase.name(), total, self.lines));
         }
-        let left = self.pace.left(&self.config, self.epoch);
+        let left = self.pace.left(&self.config, self.making - 1);
         if let Some(listener) = &mut self.listener {
-            let (epoch, epochs, phase) = (self.epoch, self.config.epochs, phase.name());
+            let (epoch, epochs, phase) = (self.making - 1, self.config.epochs, phase.name());
             listener(Moment { epoch, epochs, phase, done, total, left });
         }
         if let Some(bar) = &self.bar {
@@ -434,9 +403,11 @@ impl Watch<'_> {
         if let Some(tracker) = &mut self.tracker {
             tracker.log(epoch, &self.last);
         }
-        self.count("pictures and checkpoints");
-        (self.epoch, self.doing) = (epoch, None);
-        self.pace.begin_epoch();
+        if self.making == epoch {
+            self.count("pictures and checkpoints");
+        }
+        self.epoch = epoch;
+        self.begin(epoch + 1);
         let (epochs, seconds) = (self.config.epochs, self.started.elapsed().as_secs_f64());
         let mut line = format!("epoch {epoch}/{epochs}  {seconds:.0} s");
         let shown = [
@@ -450,7 +421,7 @@ impl Watch<'_> {
                 line += &format!("  {short} {value:.3}");
             }
         }
-        if let Some(left) = self.pace.left(&self.config, self.epoch).filter(|left| *left >= 1.0) {
+        if let Some(left) = self.pace.left(&self.config, self.making - 1).filter(|left| *left >= 1.0) {
             line += &format!("  ({} left)", duration(left));
         }
         tell!("{line}");
@@ -462,11 +433,17 @@ impl Observer for Watch<'_> {
     fn event(&mut self, event: Event) -> ControlFlow<()> {
         // Before anything is printed: who answers a line with a signal finds the next step under way.
         let stop = self.stop.is_asked_for();
+        if !matches!(event, Event::Progress { .. }) {
+            // A line that is printed does not mix with the bar of the next epoch.
+            self.bar = None;
+        }
         match event {
-            Event::Progress { phase, done, total } => self.progress(phase, done, total),
-            Event::Epoch { metrics, .. } => {
-                self.since = Instant::now();
-                self.last = metrics.to_vec();
+            Event::Progress { epoch, phase, done, total } => self.progress(epoch, phase, done, total),
+            Event::Epoch { epoch, metrics } => {
+                if self.making == epoch {
+                    self.since = Instant::now();
+                }
+                self.last = metrics;
             }
             Event::Saved { epoch } => self.saved(epoch),
             Event::Warning(warning @ Warning::SameTokens { .. }) => warn(format!(

@@ -156,6 +156,19 @@ impl Buffer {
         self.slot.write(start, values)
     }
 
+    /// Replaces the contents by those of a buffer of the same type and length, maybe of another device.
+    pub fn copy_from(&self, other: &Buffer) -> Result<()> {
+        if self.dtype() != other.dtype() {
+            let (expected, got) = (self.dtype(), other.dtype());
+            return Err(Error::DTypeMismatch { op: "buffer copy", expected, got });
+        }
+        let (expected, got) = (self.shape().len(), other.shape().len());
+        if expected != got {
+            return Err(Error::WrongLength { name: self.slot.name.clone(), expected, got });
+        }
+        self.slot.with(|to| other.slot.with(|from| to.copy_from(from)))
+    }
+
     /// A copy of the contents.
     pub fn read<T: Element>(&self) -> Result<Vec<T>> {
         self.expect::<T>("buffer read")?;

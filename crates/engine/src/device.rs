@@ -80,6 +80,17 @@ impl Device {
         }
     }
 
+    /// A device for work beside this one: on a GPU with a stream and memory of its own, so that steps of the two do not take turns; its work gives way.
+    /// Results are the same to the bit. On the CPU it is this one.
+    pub fn beside(&self) -> Result<Device> {
+        match &self.backend {
+            Backend::Cpu => Ok(self.clone()),
+            Backend::Cuda(gpu) => {
+                Ok(Device { backend: Backend::Cuda(gpu.beside()?), memory: Arc::default(), ..self.clone() })
+            }
+        }
+    }
+
     /// Whether it is a GPU.
     pub fn is_gpu(&self) -> bool {
         self.gpu().is_some()
@@ -276,5 +287,47 @@ mod tests {
             assert_eq!(output.read::<f32>()?, [2.0, 4.0, 6.0, 8.0].map(|y| y * factor));
         }
         Ok(())
+    }
+
+    /// Steps of both are captured and replayed at the same time, and both take and free memory meanwhile.
+    #[test]
+    fn a_device_beside_another_has_the_same_results_at_the_same_time() -> Result<()> {
+        let device = Device::under_test(2)?;
+        let work = |device: &Device| -> Result<Vec<f32>> {
+            let mut stepper = crate::Stepper::new(device, crate::Key::new(3, 0));
+            let mut results = Vec::new();
+            for rows in (16..=256).step_by(16) {
+                let x = device.buffer::<f32>("x", [1, rows, 64])?;
+                let y = device.buffer::<f32>("y", [1, 64, rows])?;
+                let (sum, chosen) =
+                    (device.buffer::<f32>("sum", [rows])?, device.buffer::<i32>("chosen", [rows])?);
+                let values: Vec<f32> = (0..64 * rows).map(|i| (i as f32 * 0.37).sin()).collect();
+                x.write(&values)?;
+                y.write(&values)?;
+                for _ in 0..5 {
+                    stepper.run_captured(crate::StepId::new("work", &rows), |tape| -> Result<()> {
+                        let (x, y) = (tape.buffer(&x)?, tape.buffer(&y)?);
+                        let product = tape.matmul(x, y)?;
+                        let logits = tape.reshape(product, [rows, rows])?;
+                        let (drawn, entropy) = (tape.sample(logits, 1.0)?, tape.entropy(logits)?);
+                        tape.store(&chosen, 0, drawn)?;
+                        tape.store(&sum, 0, entropy)
+                    })?;
+                    results.extend(chosen.read::<i32>()?.into_iter().map(|index| index as f32));
+                }
+                results.extend(sum.read::<f32>()?);
+            }
+            Ok(results)
+        };
+        let alone = work(&device)?;
+        let beside = device.beside()?;
+        assert_eq!(work(&beside)?, alone);
+        std::thread::scope(|scope| {
+            let both = [&device, &beside].map(|device| scope.spawn(move || work(device)));
+            both.into_iter().try_for_each(|thread| {
+                assert_eq!(thread.join().unwrap()?, alone);
+                Ok(())
+            })
+        })
     }
 }

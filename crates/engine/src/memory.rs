@@ -82,6 +82,14 @@ impl Block {
         }
     }
 
+    /// Replaces the bytes by those of a block of the same size, maybe of another device.
+    pub fn copy_from(&mut self, other: &Block) -> Result<()> {
+        match (&self.device, &other.device) {
+            (Some(to), Some(from)) => to.copy_from(from, self.bytes.min(other.bytes)),
+            _ => self.write(0, &other.read::<u8>(0, other.bytes)?),
+        }
+    }
+
     /// Whether it was taken out and never put back: a step failed in between.
     pub fn is_lost(&self) -> bool {
         self.lines.is_empty() && self.device.is_none()

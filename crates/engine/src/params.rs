@@ -210,6 +210,16 @@ impl Params {
         })
     }
 
+    /// Takes over the values and the optimiser's state of the same network, maybe on another device.
+    pub fn copy_from(&self, other: &Params) -> Result<()> {
+        self.values.copy_from(&other.values)?;
+        if let (Some(to), Some(from)) = (&self.narrow, &other.narrow) {
+            to.copy_from(from)?;
+        }
+        let (to, from) = (self.optimiser_state(), other.optimiser_state());
+        to.into_iter().zip(from).try_for_each(|((_, to), (_, from))| to.copy_from(from))
+    }
+
     /// The flat buffer of all values, to be read.
     pub fn values(&self) -> &Buffer {
         &self.values
@@ -237,6 +247,37 @@ mod tests {
             "`weight` holds 10 values, but 9 were given"
         );
         assert_eq!(params.get("wieght").unwrap_err().to_string(), "no parameter is called `wieght`");
+        Ok(())
+    }
+
+    #[test]
+    fn a_copy_has_the_values_and_the_state_of_the_optimiser() -> Result<()> {
+        let device = Device::under_test(1)?;
+        let build = |device: &Device, seed| {
+            let mut builder = ParamsBuilder::new();
+            builder.add("weight", [20, 50], Init::Normal(1.0));
+            builder.build(device, "net", seed)
+        };
+        let (from, to) = (build(&device, 1)?, build(&device.beside()?, 2)?);
+        for (number, (_, buffer)) in (1..).zip(from.optimiser_state()) {
+            match buffer.dtype() {
+                DType::I32 => buffer.write(&[number])?,
+                _ => buffer.write(&vec![number as f32; buffer.shape().len()])?,
+            }
+        }
+        to.copy_from(&from)?;
+        assert_eq!(to.get("weight")?, from.get("weight")?);
+        let narrow = |params: &Params| params.narrow.as_ref().map(Buffer::read::<f32>).transpose();
+        assert_eq!(narrow(&to)?, narrow(&from)?);
+        let state = |params: &Params| -> Result<(Vec<f32>, Vec<f32>, Vec<i32>)> {
+            let [(_, first), (_, second), (_, updates)] = params.optimiser_state()[..] else { panic!() };
+            Ok((first.read()?, second.read()?, updates.read()?))
+        };
+        assert_eq!(state(&to)?, state(&from)?);
+        assert_eq!(state(&to)?.2, [3]);
+        let mut other = ParamsBuilder::new();
+        other.add("weight", [20, 51], Init::Constant(0.0));
+        assert!(matches!(other.build(&device, "net", 0)?.copy_from(&from), Err(Error::WrongLength { .. })));
         Ok(())
     }
 

@@ -173,6 +173,13 @@ impl Replay {
         Replay { sampling, ..self }
     }
 
+    /// A reader of what this one holds now, whatever is written later.
+    pub fn view(&self) -> Result<Replay> {
+        let Replay { folder, frame_bytes, max_steps, games, table, shard_len, sampling, .. } = self;
+        let view = Replay::with_shards(folder, *frame_bytes, *max_steps, *games, table.clone(), *shard_len)?;
+        Ok(view.sampling(*sampling))
+    }
+
     /// Makes it one that can be written: files are cut back to what the table knows.
     pub fn begin_writing(&mut self) -> Result<()> {
         std::fs::create_dir_all(&self.folder).map_err(fail("create", &self.folder))?;

@@ -65,15 +65,15 @@ impl Trainer {
                     let reward = |record| -> Result<f32> { Ok(self.replay.record(record)?.reward) };
                     let total = episode.records().map(reward).sum::<Result<f32>>()?;
                     played.add_episode(total, episode.len);
-                    epoch.collected.push((total, episode));
+                    epoch.made.collected.push((total, episode));
                 }
             }
             epoch.progress(Phase::Collection, (round + 1) * games, config.steps)?;
         }
-        epoch.metrics.add("collection/reward_per_step", total / config.steps as f32);
-        epoch.metrics.add("collection/episodes", played.episodes() as f32);
-        epoch.metrics.add("collection/steps", self.replay.table().records as f32);
-        epoch.played.insert(Phase::Collection.name().into(), played.summary(&names));
+        epoch.made.metrics.add("collection/reward_per_step", total / config.steps as f32);
+        epoch.made.metrics.add("collection/episodes", played.episodes() as f32);
+        epoch.made.metrics.add("collection/steps", self.replay.table().records as f32);
+        epoch.made.played.insert(Phase::Collection.name().into(), played.summary(&names));
         Ok(())
     }
 

@@ -7,8 +7,9 @@ use std::ops::Range;
 use engine::{Key, Rng, Stepper, Tensor};
 use envs::{Env, EnvError, Game, Purpose};
 
+use super::ended::Ended;
 use super::learning::Targets;
-use super::{Epoch, Phase, Result, Trainer, WorldModelObjective};
+use super::{Epoch, Phase, Result, WorldModelObjective};
 use crate::Stretch;
 use crate::picture::Cell;
 use crate::player::episode_seed;
@@ -116,26 +117,26 @@ impl Means {
 
     fn report(self, epoch: &mut Epoch) {
         for (name, sum) in self.sums {
-            epoch.metrics.add(&name, (sum / self.weight) as f32);
+            epoch.made.metrics.add(&name, (sum / self.weight) as f32);
         }
     }
 }
 
-impl Trainer {
+impl Ended<'_> {
     /// Adds the losses of tokenizer and world model on these games, of `evaluated`, to the metrics: of each network once it has begun to learn.
-    pub(super) fn measure_held_out(
+    pub fn measure_held_out(
         &mut self,
         games: &[(f32, HeldOut)],
         evaluated: usize,
         epoch: &mut Epoch,
     ) -> Result<()> {
-        if self.config.tokenizer.schedule.start_after > self.epoch || games.is_empty() {
+        if self.config.tokenizer.schedule.start_after > self.number() || games.is_empty() {
             return Ok(());
         }
         let steps = self.config.agent.world_model.steps;
         let size = self.config.agent.tokenizer.frame_size;
         let mut env = self.game.make(Purpose::Evaluate, size)?;
-        let mut stepper = Stepper::new(&self.device, Key::new(0, 0));
+        let mut stepper = Stepper::new(self.device, Key::new(0, 0));
         let (mut tokenizer, mut world_model) = (Means::default(), Means::default());
         let mut chunks: Vec<Chunk> = Vec::new();
         for (_, game) in games {
@@ -173,7 +174,7 @@ impl Trainer {
         world_model: &mut Means,
     ) -> Result<()> {
         let tokens = self.measure_tokenizer(chunks, stepper, tokenizer)?;
-        match self.config.world_model.schedule.start_after <= self.epoch {
+        match self.config.world_model.schedule.start_after <= self.number() {
             true => self.measure_world_model(chunks, &tokens, stepper, world_model),
             false => Ok(()),
         }
@@ -186,7 +187,9 @@ impl Trainer {
         stepper: &mut Stepper,
         means: &mut Means,
     ) -> Result<Vec<i32>> {
-        let Trainer { device, config, agent, tokenizer, .. } = self;
+        let Ended { device, config, agent, tokenizer: Some(objective), .. } = self else {
+            return Ok(Vec::new());
+        };
         let size = config.agent.tokenizer.frame_size;
         let model = &agent.tokenizer;
         let all: Vec<u8> = chunks.iter().flat_map(|chunk| &chunk.frames).copied().collect();
@@ -195,7 +198,7 @@ impl Trainer {
             let count = part.len() / (size * size * 3);
             let frames = device.buffer::<u8>("held-out frames", [count, size, size, 3])?;
             frames.write(part)?;
-            let (losses, found) = tokenizer.objective.without_dropout(|objective| {
+            let (losses, found) = objective.without_dropout(|objective| {
                 stepper.infer(|tape| -> engine::Result<(Named, Vec<i32>)> {
                     let losses = objective.losses_of(tape, model, &frames)?.named();
                     let x = tape.buffer(&frames)?;
@@ -230,7 +233,7 @@ impl Trainer {
                 real += 1;
             }
         }
-        let batch = WorldModelObjective::new(&self.device, &self.config.agent, chunks.len())?;
+        let batch = WorldModelObjective::new(self.device, &self.config.agent, chunks.len())?;
         batch.tokens.write(&padded)?;
         targets.write(&batch)?;
         let model = &self.agent.world_model;
@@ -250,6 +253,7 @@ fn read(tape: &engine::Tape, named: &[(&'static str, Tensor)]) -> engine::Result
 
 #[cfg(test)]
 mod tests {
+    use super::super::Made;
     use super::*;
 
     #[test]
@@ -272,10 +276,9 @@ mod tests {
         let mut means = Means::default();
         means.add(vec![("a/train/loss", 1.0), ("a/train/other", 0.0)], 30);
         means.add(vec![("a/train/loss", 5.0), ("a/train/other", 4.0)], 10);
-        let mut observer = ();
-        let mut epoch = Epoch::start(&mut observer);
+        let mut epoch = Epoch { observer: &mut (), made: Made::new(1) };
         means.report(&mut epoch);
         let expected = [("a/eval/loss".to_string(), 2.0), ("a/eval/other".to_string(), 1.0)];
-        assert_eq!(epoch.metrics.0, expected);
+        assert_eq!(epoch.made.metrics.0, expected);
     }
 }

@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 
 use envs::Purpose;
 
+use super::ended::Ended;
 use super::held_out::HeldOut;
-use super::{Made, Result, RunError, TrainError, Trainer};
+use super::{Made, Result, RunError, TrainError};
 use crate::Dreamt;
 use crate::episodes::{EpisodesError, Frames, export_episodes, write};
 use crate::files::{FileError, failed};
@@ -148,15 +149,15 @@ fn remove(path: &Path) -> Result<(), FileError> {
     }
 }
 
-impl Trainer {
+impl Ended<'_> {
     /// Writes those episodes of the epoch that just ended which are among the newest or better than all before.
-    pub(super) fn keep_episodes(&self, run: &Path, made: &Made, dreams: &[Dreamt]) -> Result<()> {
+    pub fn keep_episodes(&self, run: &Path, made: &Made, dreams: &[Dreamt]) -> Result<()> {
         let size = self.config.agent.tokenizer.frame_size;
         let known = &self.replay.table().episodes;
         let there = made.collected.iter().filter(|(_, kept)| known.iter().any(|e| e.start == kept.start));
         let collected: Vec<(f32, Episode)> = there.copied().collect();
         self.keep(run, EpisodeKind::Train, &collected, |episode, path| {
-            export_episodes(&self.replay, &[*episode], size, path, |_| {})
+            export_episodes(self.replay, &[*episode], size, path, |_| {})
         })?;
         self.keep(run, EpisodeKind::Evaluation, &made.evaluated, |game, path| self.write_game(game, path))?;
         let imagined: Vec<(f32, &Dreamt)> =

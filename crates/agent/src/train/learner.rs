@@ -152,7 +152,7 @@ impl<O: Objective> Learner<O> {
             epoch.progress(O::PHASE, update + 1, updates)?;
         }
         for (name, mean) in self.take_losses()? {
-            epoch.metrics.add(name, mean);
+            epoch.made.metrics.add(name, mean);
         }
         match updates {
             0 => Ok(()),

@@ -4,9 +4,10 @@ use std::path::Path;
 
 use engine::Rng;
 
+use super::ended::Ended;
 use super::held_out::HeldOut;
 use super::phase::Stream;
-use super::{Result, TrainError, Trainer};
+use super::{Result, TrainError};
 use crate::animation::{Pace, write_animation};
 use crate::files::{FileError, failed};
 use crate::picture::{Picture, Row};
@@ -31,7 +32,7 @@ pub(super) struct Drawn {
     pub dreams: Vec<Dreamt>,
 }
 
-impl Trainer {
+impl Ended<'_> {
     /// Draws the epoch that just ended, where there is something to see. The first and the third picture show games of its evaluation, which no network
     /// has learnt from:
     ///
@@ -39,21 +40,21 @@ impl Trainer {
     /// - `episode.gif`: the newest finished episode of training beside what the agent saw of it
     /// - `foresight.png`: a stretch of a game above the world model's dream of it, from its first two frames and its actions alone
     /// - `dream.png`, `dream.gif`: the policy acting in dreams that begin at steps of the replay
-    pub(super) fn draw(&self, folder: &Path, evaluated: &[(f32, HeldOut)]) -> Result<Drawn> {
-        let epoch = self.epoch.saturating_sub(1);
+    pub fn draw(&self, folder: &Path, evaluated: &[(f32, HeldOut)]) -> Result<Drawn> {
+        let epoch = self.number();
         let mut drawn = Drawn { tells_apart: true, dreams: Vec::new() };
         if self.config.tokenizer.schedule.start_after > epoch || self.replay.steps() == 0 {
             return Ok(drawn);
         }
         std::fs::create_dir_all(folder).map_err(|e| save(failed("create", folder)(e)))?;
         let scenes = Scenes {
-            device: &self.device,
-            agent: &self.agent,
-            replay: &self.replay,
+            device: self.device,
+            agent: self.agent,
+            replay: self.replay,
             burn_in: self.config.actor_critic.burn_in,
         };
         let size = self.config.agent.tokenizer.frame_size;
-        let key = self.key(Stream::Media);
+        let key = self.key(Stream::Media, self.epoch);
         let mut rng = Rng::new(key);
         let strip =
             |name: &str, rows: &[Row]| Picture::strip(rows, size).write_png(&folder.join(name)).map_err(save);
@@ -64,7 +65,7 @@ impl Trainer {
         let mut frames = Vec::new();
         for _ in 0..FRAMES {
             if let Some((game, step)) = HeldOut::choose(evaluated, 1, &mut rng) {
-                frames.extend(game.steps(&self.game, size, step..step + 1)?.cells);
+                frames.extend(game.steps(self.game, size, step..step + 1)?.cells);
             }
         }
         let (seen, tokens) = scenes.reconstructed(&frames)?;
@@ -86,11 +87,11 @@ impl Trainer {
         if self.config.world_model.schedule.start_after <= epoch {
             let horizon = self.config.agent.world_model.steps;
             if let Some((game, step)) = HeldOut::choose(evaluated, horizon, &mut rng) {
-                let stretch = game.steps(&self.game, size, step..step + horizon)?;
+                let stretch = game.steps(self.game, size, step..step + horizon)?;
                 let (steps, context) = (stretch.cells.len(), CONTEXT.min(stretch.cells.len()).max(1));
                 // Nobody asks the policy, so it need not be warmed up.
                 let cold =
-                    Rollout { device: &self.device, agent: &self.agent, burn_in: 0, context: Some(context) };
+                    Rollout { device: self.device, agent: self.agent, burn_in: 0, context: Some(context) };
                 let actions = stretch.actions.get(context - 1..).unwrap_or_default();
                 let mut rows = vec![Row::new("evaluation game", stretch.marked(context))];
                 let starts = std::slice::from_ref(&stretch);

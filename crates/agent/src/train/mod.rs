@@ -1,9 +1,11 @@
 //! Algorithm 1 of the paper: collect, learn the world, learn to act inside it.
 
 mod atari;
+mod beside;
 mod cache;
 mod collection;
 mod config;
+mod ended;
 mod error;
 mod evaluation;
 mod first_episodes;
@@ -28,6 +30,7 @@ use engine::{Adam, Device, Key};
 use envs::{Game, Purpose, VectorEnv};
 
 pub use atari::{AtariConfig, AtariProtocol};
+pub use beside::ends_in_background;
 pub use config::{
     ActorCriticTraining, CollectionConfig, EvaluationConfig, ReplayConfig, Schedule, TokenizerTraining,
     TrainConfig, WorldModelTraining,
@@ -45,7 +48,9 @@ pub(crate) use run::{optimisers, state};
 
 use crate::replay::{Episode, Replay};
 use crate::{Agent, Dreamer, Perceptual, Player};
+use beside::Beside;
 use cache::{Cache, Capacity};
+use ended::Ended;
 use held_out::HeldOut;
 use phase::Stream;
 use timing::Clock;
@@ -65,6 +70,13 @@ impl Metrics {
 /// The epoch that is being made: who watches it, and what it has brought so far.
 struct Epoch<'a> {
     observer: &'a mut dyn Observer,
+    made: Made,
+}
+
+/// What an epoch leaves behind beside the trainer's new state.
+struct Made {
+    /// Its number, from 1.
+    epoch: usize,
     metrics: Metrics,
     /// What was played, by phase.
     played: serde_json::Map<String, serde_json::Value>,
@@ -74,23 +86,17 @@ struct Epoch<'a> {
     clock: Clock,
 }
 
-/// What an epoch leaves behind beside the trainer's new state.
-struct Made {
-    metrics: Metrics,
-    played: serde_json::Map<String, serde_json::Value>,
-    collected: Vec<(f32, Episode)>,
-    evaluated: Vec<(f32, HeldOut)>,
-    clock: Clock,
+impl Made {
+    /// Nothing yet.
+    fn new(epoch: usize) -> Made {
+        let (metrics, played, clock) = (Metrics::default(), Default::default(), Clock::start());
+        Made { epoch, metrics, played, collected: Vec::new(), evaluated: Vec::new(), clock }
+    }
 }
 
-impl<'a> Epoch<'a> {
-    fn start(observer: &'a mut dyn Observer) -> Epoch<'a> {
-        let (metrics, played, clock) = (Metrics::default(), Default::default(), Clock::start());
-        Epoch { observer, metrics, played, collected: Vec::new(), evaluated: Vec::new(), clock }
-    }
-
+impl Epoch<'_> {
     fn progress(&mut self, phase: Phase, done: usize, total: usize) -> Result<()> {
-        match self.observer.event(Event::Progress { phase, done, total }) {
+        match self.observer.event(Event::Progress { epoch: self.made.epoch, phase, done, total }) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(TrainError::Interrupted),
         }
@@ -102,7 +108,7 @@ pub struct Trainer {
     pub config: TrainConfig,
     pub agent: Agent,
     pub replay: Replay,
-    /// Finished epochs.
+    /// Epochs whose updates are made.
     pub epoch: usize,
     device: Device,
     game: Game,
@@ -116,11 +122,22 @@ pub struct Trainer {
     actor_critic: Learner<ActorCriticObjective>,
 }
 
-/// Trains until all epochs are over, and saves the run after each.
+/// Trains until all epochs are over, and saves the run after each: on a GPU beside the next one.
 pub fn train(run: &mut Run, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
+    let beside = if ends_in_background(&trainer.device) { Beside::new(trainer)? } else { None };
+    match beside {
+        Some(mut beside) => beside::train(run, trainer, &mut beside, observer),
+        None => train_alone(run, trainer, observer),
+    }
+}
+
+/// Each epoch ends before the next one begins.
+fn train_alone(run: &mut Run, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
     while trainer.epoch < trainer.config.epochs {
         let made = trainer.make_epoch(observer)?;
-        let stopped = run.save(trainer, made, observer)?.is_break();
+        trainer.replay.flush().map_err(RunError::from)?;
+        let stopped = run.finish(trainer.ended(), made, observer)?.is_break();
+        run.discard(&mut trainer.replay)?;
         if stopped && trainer.epoch < trainer.config.epochs {
             return Err(TrainError::Interrupted);
         }
@@ -129,27 +146,36 @@ pub fn train(run: &mut Run, trainer: &mut Trainer, observer: &mut dyn Observer) 
 }
 
 impl Trainer {
-    /// One epoch of the paper's Algorithm 1.
+    /// One epoch of the paper's Algorithm 1, up to its end.
     fn make_epoch(&mut self, observer: &mut dyn Observer) -> Result<Made> {
-        let mut epoch = Epoch::start(observer);
         let number = self.epoch + 1;
+        let mut epoch = Epoch { observer, made: Made::new(number) };
         if self.epoch < self.config.collection.epochs {
             self.collect(&mut epoch)?;
-            epoch.clock.lap(Phase::Collection, self.config.collection.steps);
+            epoch.made.clock.lap(Phase::Collection, self.config.collection.steps);
         }
         self.learn_tokenizer(&mut epoch).map_err(|e| e.in_phase(Phase::Tokenizer, number))?;
-        epoch.clock.lap(Phase::Tokenizer, self.config.tokenizer.schedule.updates_in(self.epoch));
+        epoch.made.clock.lap(Phase::Tokenizer, self.config.tokenizer.schedule.updates_in(self.epoch));
         self.learn_world_model(&mut epoch).map_err(|e| e.in_phase(Phase::WorldModel, number))?;
-        epoch.clock.lap(Phase::WorldModel, self.config.world_model.schedule.updates_in(self.epoch));
+        epoch.made.clock.lap(Phase::WorldModel, self.config.world_model.schedule.updates_in(self.epoch));
         self.learn_actor_critic(&mut epoch).map_err(|e| e.in_phase(Phase::ActorCritic, number))?;
-        epoch.clock.lap(Phase::ActorCritic, self.config.actor_critic.schedule.updates_in(self.epoch));
-        if self.is_time_to_evaluate() {
-            let steps = self.evaluate(&mut epoch)?;
-            epoch.clock.lap(Phase::Evaluation, steps);
-        }
+        epoch.made.clock.lap(Phase::ActorCritic, self.config.actor_critic.schedule.updates_in(self.epoch));
         self.epoch = number;
-        let Epoch { metrics, played, collected, evaluated, clock, .. } = epoch;
-        Ok(Made { metrics, played, collected, evaluated, clock })
+        Ok(epoch.made)
+    }
+
+    /// The run after the updates of an epoch.
+    fn ended(&mut self) -> Ended<'_> {
+        Ended {
+            epoch: self.epoch,
+            actions: self.action_names(),
+            config: &self.config,
+            device: &self.device,
+            agent: &self.agent,
+            replay: &self.replay,
+            game: &self.game,
+            tokenizer: Some(&mut self.tokenizer.objective),
+        }
     }
 
     /// A run with these networks and this replay, after `epoch` epochs. Games that were being played are played again up to where they were.

@@ -32,6 +32,16 @@ impl TokenizerObjective {
         Ok(TokenizerObjective { frames, perceptual, squared_weight })
     }
 
+    /// The same on another device, with a batch of one.
+    pub(super) fn copy_to(
+        &self,
+        device: &Device,
+        config: &TokenizerConfig,
+    ) -> engine::Result<TokenizerObjective> {
+        let perceptual = self.perceptual.as_ref().map(|from| from.copy_to(device)).transpose()?;
+        TokenizerObjective::new(device, config, 1, perceptual, self.squared_weight)
+    }
+
     /// Does something while dropout is off.
     pub(super) fn without_dropout<R>(&mut self, act: impl FnOnce(&Self) -> R) -> R {
         let off = |perceptual: &mut Perceptual| std::mem::take(&mut perceptual.dropout);

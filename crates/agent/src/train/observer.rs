@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use super::Phase;
 
 #[derive(Debug)]
-pub enum Event<'a> {
-    /// `done` of `total` steps of a phase are over.
-    Progress { phase: Phase, done: usize, total: usize },
-    /// An epoch is over, and is going to be saved. Epochs count from 1.
-    Epoch { epoch: usize, metrics: &'a [(String, f64)] },
+pub enum Event {
+    /// `done` of `total` steps of a phase are over. Epochs count from 1.
+    Progress { epoch: usize, phase: Phase, done: usize, total: usize },
+    /// An epoch is over, and is going to be saved. Where that happens in the background, the next one has begun.
+    Epoch { epoch: usize, metrics: Vec<(String, f64)> },
     /// The epoch's metrics, pictures and checkpoint are on disk.
     Saved { epoch: usize },
     /// Something is not as it should be, and stops nobody.

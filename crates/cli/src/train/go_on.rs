@@ -1,4 +1,4 @@
-//! `iris train --out RUN --continue`: the command that began a run continues it.
+//! `iris train --out RUN --continue`: the command that began a run continues it. What a continued run says about its config.
 
 use std::path::Path;
 
@@ -7,9 +7,10 @@ use anyhow::{Result, bail};
 use engine::Device;
 use toml::Value;
 
-use super::{asked_for, check_config_file};
+use super::asked_for;
 use crate::args::TrainArgs;
-use crate::output::warn;
+use crate::config;
+use crate::output::{tell, warn};
 
 /// Differences that an error names.
 const NAMED: usize = 3;
@@ -54,5 +55,50 @@ fn compare(planned: &Value, asked: &Value, path: &str, found: &mut Vec<String>) 
         }
         _ if planned != asked => found.push(format!("{path} is {planned}, not {asked}")),
         _ => {}
+    }
+}
+
+/// `config.toml` is for people and for `iris report`: written if it is missing or the run is `raised` to more epochs. What was changed in it changes nothing.
+pub fn check_config_file(run: &Run, trainer: &Trainer, raised: bool) -> Result<()> {
+    let path = run.folder().join("config.toml");
+    let Ok(found) = std::fs::read_to_string(&path) else {
+        return Ok(run.write_config(&config::document(&trainer.config)?)?);
+    };
+    let Ok(mut found) = toml::from_str::<TrainConfig>(&found) else {
+        warn_of_other_config(&path);
+        return Ok(());
+    };
+    if raised && found.epochs < trainer.config.epochs {
+        note_learning_rates(trainer, found.epochs);
+        found.epochs = trainer.config.epochs;
+        if found == trainer.config {
+            return Ok(run.write_config(&config::document(&found)?)?);
+        }
+    }
+    if found != trainer.config {
+        warn_of_other_config(&path);
+    }
+    Ok(())
+}
+
+fn warn_of_other_config(path: &Path) {
+    warn(format!(
+        "{} differs from the config this run was started with, which stays in force. Delete the file to regenerate it",
+        path.display()
+    ));
+}
+
+/// Linear decay ends at the last epoch: with more of them, rates are higher than they were.
+fn note_learning_rates(trainer: &Trainer, before: usize) {
+    let (config, epoch) = (&trainer.config, trainer.epoch);
+    for (network, schedule) in config.schedules() {
+        let old = schedule.learning_rate_in(epoch.saturating_sub(1), before);
+        let new = schedule.learning_rate_in(epoch, config.epochs);
+        if old != new {
+            tell!(
+                "note: the learning rate of the {network} decays over all {} epochs now: it goes on from {old:.1e} with {new:.1e}",
+                config.epochs
+            );
+        }
     }
 }

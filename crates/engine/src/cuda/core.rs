@@ -18,9 +18,7 @@ pub(super) struct Core {
     pub stream: sys::CUstream,
     /// Whether the last thing asked of the stream was a kernel that lets the next one start before it ends.
     pub chained: AtomicBool,
-    /// Bytes in use, and the most there were.
-    pub used: AtomicUsize,
-    pub peak: AtomicUsize,
+    pub usage: Arc<Usage>,
     /// Whether work becomes part of a CUDA graph instead of being done.
     pub capturing: AtomicBool,
     /// Where kernels report what they find wrong.
@@ -28,6 +26,14 @@ pub(super) struct Core {
     /// Names of ops that report faults, by number.
     pub ops: Mutex<Vec<&'static str>>,
     pub staging: Mutex<Staging>,
+}
+
+/// Memory of all `Gpu`s of a process that share a card.
+#[derive(Default)]
+pub(super) struct Usage {
+    /// Bytes in use, and the most there were.
+    pub used: AtomicUsize,
+    pub peak: AtomicUsize,
 }
 
 // SAFETY: the handles are the driver's, which may be used from any thread that has entered the context; all work goes to one stream, in order.
@@ -181,8 +187,8 @@ impl DeviceMemory {
             }
             _ => driver("taking memory")(e),
         })?;
-        let used = core.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        core.peak.fetch_max(used, Ordering::Relaxed);
+        let used = core.usage.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        core.usage.peak.fetch_max(used, Ordering::Relaxed);
         Ok(DeviceMemory { core: core.clone(), at, bytes })
     }
 
@@ -211,11 +217,25 @@ impl DeviceMemory {
             .map_err(driver("copying from the GPU"))?;
         self.core.wait()
     }
+
+    /// Replaces `bytes` bytes by those of memory of this card, maybe of another stream. Both streams are done with everything asked for before, and
+    /// the copy is over when this returns.
+    pub fn copy_from(&self, other: &DeviceMemory, bytes: usize) -> Result<()> {
+        [self, other]
+            .into_iter()
+            .try_for_each(|memory| memory.core.check_not_capturing("copying a buffer"))?;
+        self.core.wait()?;
+        other.core.enter()?;
+        // SAFETY: inside both allocations: callers check sizes.
+        unsafe { result::memcpy_dtod_async(self.at, other.at, bytes, other.core.stream()) }
+            .map_err(driver("copying memory"))?;
+        other.core.wait()
+    }
 }
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        self.core.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.core.usage.used.fetch_sub(self.bytes, Ordering::Relaxed);
         // SAFETY: allocated in `new`; work that uses it was asked for before, and freeing waits for it.
         unsafe {
             let _ = result::ctx::set_current(self.core.context);

@@ -1,13 +1,13 @@
 //! One GPU: its memory, its stream, and what runs on it.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cudarc::driver::{result, sys};
 
 use super::conv::Convolutions;
 use super::core::{
-    Core, DeviceMemory, FAULT_WORDS, attribute, capability, cuda_version, driver, first_gpu, lock,
+    Core, DeviceMemory, FAULT_WORDS, Usage, attribute, capability, cuda_version, driver, first_gpu, lock,
 };
 use super::gemm::Products;
 use super::module::{self, Image, Module};
@@ -42,6 +42,16 @@ pub(crate) struct Gpu {
 
 impl Gpu {
     pub fn new(precision: Precision) -> Result<Arc<Gpu>> {
+        Gpu::with_usage(precision, None)
+    }
+
+    /// Another one on the same card, with a stream, working memory and kernels of its own. Its work gives way to that of the first.
+    pub fn beside(&self) -> Result<Arc<Gpu>> {
+        Gpu::with_usage(self.precision, Some(self.core.usage.clone()))
+    }
+
+    /// Without usage of another one it is the first of the process.
+    fn with_usage(precision: Precision, usage: Option<Arc<Usage>>) -> Result<Arc<Gpu>> {
         library::load()?;
         let (device, _) = first_gpu()?;
         let name = result::device::get_name(device).map_err(driver("finding the GPU"))?;
@@ -59,12 +69,13 @@ impl Gpu {
         std::thread::scope(|scope| {
             let images = scope.spawn(|| module::images(capability));
             let images = || images.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            Gpu::start(precision, (device, name, capability), images)
+            Gpu::start(precision, usage, (device, name, capability), images)
         })
     }
 
     fn start(
         precision: Precision,
+        usage: Option<Arc<Usage>>,
         (device, name, capability): (sys::CUdevice, String, (i32, i32)),
         images: impl FnOnce() -> Result<Vec<Image>>,
     ) -> Result<Arc<Gpu>> {
@@ -72,8 +83,11 @@ impl Gpu {
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(driver("starting the GPU"))?;
         // SAFETY: the context was just retained.
         unsafe { result::ctx::set_current(context) }.map_err(driver("starting the GPU"))?;
-        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
-            .map_err(driver("starting the GPU"))?;
+        use result::stream::{StreamKind, create_with_priority, get_priority_range};
+        let (least, greatest) = get_priority_range().map_err(driver("starting the GPU"))?;
+        let priority = if usage.is_none() { greatest } else { least };
+        let stream =
+            create_with_priority(StreamKind::NonBlocking, priority).map_err(driver("starting the GPU"))?;
         // SAFETY: freed with the core.
         let fault = unsafe {
             let fault = result::malloc_sync(FAULT_WORDS * 4).map_err(driver("taking memory"))?;
@@ -85,8 +99,7 @@ impl Gpu {
             context,
             stream,
             chained: AtomicBool::new(false),
-            used: AtomicUsize::new(0),
-            peak: AtomicUsize::new(0),
+            usage: usage.unwrap_or_default(),
             capturing: AtomicBool::new(false),
             fault,
             ops: Mutex::new(Vec::new()),
@@ -144,11 +157,13 @@ impl Gpu {
 
     /// (bytes in use, the most there were)
     pub fn memory(&self) -> (usize, usize) {
-        (self.core.used.load(Ordering::Relaxed), self.core.peak.load(Ordering::Relaxed))
+        let Usage { used, peak } = &*self.core.usage;
+        (used.load(Ordering::Relaxed), peak.load(Ordering::Relaxed))
     }
 
     pub fn forget_peak_memory(&self) {
-        self.core.peak.store(self.core.used.load(Ordering::Relaxed), Ordering::Relaxed);
+        let Usage { used, peak } = &*self.core.usage;
+        peak.store(used.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// Bytes nobody uses.

@@ -27,7 +27,7 @@ use engine::{Device, Error};
 
 use super::first_episodes::{FirstEpisodes, FirstEpisodesError};
 use super::kept;
-use super::{Event, Made, Observer, SetupError, TrainConfig, TrainError, Trainer, Warning};
+use super::{Ended, Epoch, Event, Made, Observer, SetupError, TrainConfig, TrainError, Trainer, Warning};
 use crate::checkpoint::{AGENT_FILE, CheckpointError};
 use crate::episodes::EpisodesError;
 use crate::files::{FileError, failed, parent, sync_folder, write_atomically, write_synced};
@@ -180,7 +180,8 @@ impl Run {
         let mut run = Run { folder: place, metrics, episodes, timing, kept: Vec::new(), _lock: lock };
         run.write_config(document)?;
         sync_folder(parent(folder))?;
-        run.write_checkpoint(&mut trainer, &mut warn)?;
+        trainer.replay.flush()?;
+        run.write_checkpoint(&trainer.ended(), &mut warn)?;
         Ok((run, trainer))
     }
 
@@ -325,44 +326,45 @@ impl Run {
         Ok(write_atomically(&self.folder().join("config.toml"), document.as_bytes())?)
     }
 
-    /// Saves an epoch: its pictures where it was evaluated, episodes, its metrics, and a checkpoint, which is there whole or not at all. Whether the observer asked
-    /// for the end.
-    pub(super) fn save(
+    /// Ends an epoch whose part of the replay is on disk: evaluates it where that is due, and saves its pictures, episodes, metrics and a checkpoint, which is there
+    /// whole or not at all. Whether the observer asked for the end.
+    pub(super) fn finish(
         &mut self,
-        trainer: &mut Trainer,
+        mut ended: Ended,
         made: Made,
         observer: &mut dyn Observer,
     ) -> Result<ControlFlow<()>, TrainError> {
-        let epoch = trainer.epoch;
-        let metrics = &made.metrics.0[..];
+        let mut evaluating = Epoch { observer, made };
+        ended.evaluate(&mut evaluating)?;
+        let made = evaluating.made;
+        let (epoch, metrics) = (made.epoch, &made.metrics.0[..]);
         let mut stopped = false;
         let mut tell = |event: Event| stopped |= observer.event(event).is_break();
-        tell(Event::Epoch { epoch, metrics });
+        tell(Event::Epoch { epoch, metrics: metrics.to_vec() });
         let mut dreams = Vec::new();
-        if metrics.iter().any(|(name, _)| name == "evaluation/return") {
+        if !made.evaluated.is_empty() {
             let media = self.folder().join("media").join(format!("{epoch:06}"));
-            let drawn = trainer.draw(&media, &made.evaluated)?;
+            let drawn = ended.draw(&media, &made.evaluated)?;
             if !drawn.tells_apart {
                 tell(Event::Warning(Warning::SameTokens { picture: media.join("reconstructions.png") }));
             }
             dreams = drawn.dreams;
         }
-        trainer.keep_episodes(self.folder.path(), &made, &dreams)?;
+        ended.keep_episodes(self.folder.path(), &made, &dreams)?;
         self.metrics.append(epoch, metrics).map_err(RunError::from)?;
         let mut played = Line::from_iter([("epoch".to_string(), epoch.into())]);
         played.extend(made.played);
         self.episodes.append(&played).map_err(RunError::from)?;
-        self.write_checkpoint(trainer, &mut |text| tell(Event::Warning(Warning::Files(text))))?;
+        self.write_checkpoint(&ended, &mut |text| tell(Event::Warning(Warning::Files(text))))?;
         kept::prune(self.folder.path()).map_err(RunError::from)?;
         self.timing.append(&numbers(epoch, &made.clock.saved())).map_err(RunError::from)?;
         tell(Event::Saved { epoch });
         Ok(if stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     }
 
-    fn write_checkpoint(&mut self, trainer: &mut Trainer, warn: &mut dyn FnMut(String)) -> Result<()> {
-        trainer.replay.flush()?;
+    fn write_checkpoint(&mut self, ended: &Ended, warn: &mut dyn FnMut(String)) -> Result<()> {
         let checkpoints = self.folder.checkpoints_folder();
-        let (partial, done) = (self.folder.partial(), self.folder.checkpoint(trainer.epoch));
+        let (partial, done) = (self.folder.partial(), self.folder.checkpoint(ended.epoch));
         // What a crash left of an earlier attempt.
         let _ = std::fs::remove_dir_all(&partial);
         std::fs::create_dir_all(&partial).map_err(failed("create", &partial))?;
@@ -372,12 +374,12 @@ impl Run {
             Ok(crc32fast::hash(&bytes))
         };
         let checksums = Checksums {
-            agent: write(&agent, trainer.agent.to_bytes(None, &agent)?)?,
-            optimisers: write(&optimisers, optimisers::to_bytes(&trainer.agent, &optimisers)?)?,
+            agent: write(&agent, ended.agent.to_bytes(None, &agent)?)?,
+            optimisers: write(&optimisers, optimisers::to_bytes(ended.agent, &optimisers)?)?,
             metrics: self.metrics.lines.checksum,
         };
-        let (config, table) = (trainer.config.clone(), trainer.replay.table().clone());
-        let mut state = State::new(trainer.epoch, config, table, self.metrics.lines.bytes, checksums);
+        let (config, table) = (ended.config.clone(), ended.replay.table().clone());
+        let mut state = State::new(ended.epoch, config, table, self.metrics.lines.bytes, checksums);
         state.episodes = Some(self.episodes.mark());
         let path = partial.join(STATE_FILE);
         write(&path, state.to_bytes().map_err(|reason| RunError::State { path: path.clone(), reason })?)?;
@@ -389,11 +391,11 @@ impl Run {
         std::fs::rename(&partial, &done).map_err(failed("write", &done))?;
         sync_folder(&checkpoints)?;
         self.kept.push(Kept::new(done, &state.replay));
-        self.prune(&mut trainer.replay, warn)
+        self.prune(warn)
     }
 
-    /// Removes the oldest checkpoints as long as enough that can be read remain, and what none of these needs of the replay.
-    fn prune(&mut self, replay: &mut Replay, warn: &mut dyn FnMut(String)) -> Result<()> {
+    /// Removes the oldest checkpoints as long as enough that can be read remain.
+    fn prune(&mut self, warn: &mut dyn FnMut(String)) -> Result<()> {
         while self.kept.len() > KEPT {
             let previous = self.kept.len() - 2;
             match folder::check(&self.kept[previous].path) {
@@ -404,6 +406,11 @@ impl Run {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Removes what no checkpoint needs of the replay.
+    pub(super) fn discard(&self, replay: &mut Replay) -> Result<()> {
         let needed = self.kept.first().map_or(0, |oldest| oldest.first_record);
         if replay.holds_shards_before(needed)? {
             // After a power failure no checkpoint may be there that needs them.
