@@ -80,6 +80,18 @@ impl Device {
         }
     }
 
+    /// A device for work beside this one: on a GPU with a stream and memory of its own, so that neither sees what the other captures. On the CPU
+    /// it is this one.
+    pub fn beside(&self) -> Result<Device> {
+        match &self.backend {
+            Backend::Cpu => Ok(self.clone()),
+            Backend::Cuda(gpu) => {
+                let backend = Backend::Cuda(Gpu::new(gpu.precision())?);
+                Ok(Device { backend, memory: Arc::default(), ..self.clone() })
+            }
+        }
+    }
+
     /// Whether it is a GPU.
     pub fn is_gpu(&self) -> bool {
         self.gpu().is_some()
