@@ -62,14 +62,25 @@ pub struct Server {
 }
 
 impl Server {
-    /// A studio over `root`: a run, or a folder that holds runs and agents.
+    /// A studio over `root`: a run, or a folder that holds runs and agents. It has the device for itself.
     pub fn new(port: Port, root: PathBuf, device: Device) -> Result<Server, StudioError> {
+        let compute = Compute::new(device.clone(), false);
+        Server::over(port, root, device, compute)
+    }
+
+    /// A studio over a run that is being trained on `device`, which it leaves to the run.
+    pub fn beside(port: Port, run: PathBuf, device: Device) -> Result<Server, StudioError> {
+        let compute = Compute::new(device.clone(), true);
+        Server::over(port, run, device, compute)
+    }
+
+    fn over(port: Port, root: PathBuf, device: Device, compute: Compute) -> Result<Server, StudioError> {
         if !root.is_dir() {
             return Err(StudioError::NoFolder { root });
         }
         let Port { listener, address, host } = port;
         let studio = Studio {
-            compute: Compute::new(device.clone()),
+            compute,
             replays: Replays::default(),
             device,
             index: Index::new(root.clone()),
