@@ -1,6 +1,6 @@
 // Look: what the networks make of a recorded frame.
 
-import { field, panel, problems } from "./parts.js";
+import { busy, field, panel, problems } from "./parts.js";
 import { bytes, difference, draw, fit, fitAll, heat, withObject } from "./pixels.js";
 import { counted, number, percent } from "./words.js";
 
@@ -253,7 +253,7 @@ export async function show(root, context) {
   document.addEventListener("keydown", keydown);
   addEventListener("resize", resize);
   if (runs.some((run) => run.id === params.get("run"))) runChooser.value = params.get("run");
-  await openRun();
+  busy(root, openRun());
   return () => {
     left = true;
     document.removeEventListener("keydown", keydown);

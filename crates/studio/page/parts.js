@@ -22,3 +22,9 @@ export function problems(h) {
   };
   return { problem, complain };
 }
+
+/** Marks `root` as busy until what it shows has come. */
+export function busy(root, work) {
+  root.setAttribute("aria-busy", "true");
+  work.finally(() => root.removeAttribute("aria-busy"));
+}

@@ -1,6 +1,6 @@
 // Replay: everything that a run has seen, step by step, with the dream of the same stretch beside it.
 
-import { field, panel, problems } from "./parts.js";
+import { busy, field, panel, problems } from "./parts.js";
 import { bytes, difference, draw, fitAll } from "./pixels.js";
 import { counted, number } from "./words.js";
 
@@ -58,7 +58,7 @@ export async function show(root, context) {
       episodes = [];
       complain(failure.message);
     }
-    listEpisodes();
+    await listEpisodes();
   }
 
   function listEpisodes() {
@@ -71,7 +71,7 @@ export async function show(root, context) {
     });
     episodeChooser.replaceChildren(...groups.filter(Boolean));
     if (episodes.some((one) => one.id === wanted)) episodeChooser.value = wanted;
-    if (episodes.length) openEpisode(episodeChooser.value === params.get("episode") ? Number(params.get("step") ?? 0) : 0);
+    if (episodes.length) return openEpisode(episodeChooser.value === params.get("episode") ? Number(params.get("step") ?? 0) : 0);
     else complain(problem.textContent || "This run has seen nothing yet: wait for its first epoch.");
   }
 
@@ -288,7 +288,7 @@ export async function show(root, context) {
   document.addEventListener("keydown", keydown);
   addEventListener("resize", paint);
   if (runs.some((run) => run.id === params.get("run"))) runChooser.value = params.get("run");
-  await openRun();
+  busy(root, openRun());
   return () => {
     left = true;
     pauseNow();

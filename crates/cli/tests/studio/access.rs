@@ -79,7 +79,7 @@ fn show(browser: &Browser, path: &str) {
     browser.run_with("location.hash = '#/about'; return new Promise(requestAnimationFrame)", json!([]));
     browser.run_with("location.hash = arguments[0]", json!([path]));
     browser.wait(
-        "document.querySelector('#screen').children.length && !document.querySelector('[aria-busy=true]')",
+        "document.querySelector('#screen > * > *') && !document.querySelector('[aria-busy=true]')",
     );
 }
 

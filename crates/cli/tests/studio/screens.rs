@@ -106,6 +106,27 @@ fn comparisons_show_what_differs() {
     quiet(&browser);
 }
 
+/// Somebody goes on while a screen still waits for the server: what it makes of the answer is nowhere to be seen.
+#[test]
+fn a_screen_that_is_left_while_it_loads_stays_away() {
+    let Some((_studio, browser)) = open() else { return };
+    browser.wait("document.querySelectorAll('.runs tbody tr').length === 4");
+    browser.run(
+        "const { fetch } = window;
+         window.fetch = (path) => path !== 'api/games' ? fetch(path) : new Promise((give) => {
+           window.answer = () => fetch(path).then((answer) => { give(answer); return new Promise((seen) => setTimeout(seen, 100)); });
+         });
+         location.hash = '#/teach';",
+    );
+    browser.wait("window.answer");
+    browser.run("location.hash = '#/about'");
+    browser.wait("document.querySelector('.facts')");
+    browser.run("return window.answer()");
+    let left = "[document.querySelectorAll('#screen > *').length, document.querySelectorAll('#teach-game').length, location.hash]";
+    assert_eq!(browser.run(&format!("return {left}")), json!([1, 0, "#/about"]));
+    quiet(&browser);
+}
+
 #[test]
 fn about_describes_program_and_machine() {
     let Some((_studio, browser)) = open() else { return };
