@@ -8,6 +8,8 @@ export const title = "Replay";
 
 /** Frames that are asked for together. */
 const CHUNK = 32;
+/** Half of a slider's thumb: its middle is never nearer to an end. */
+const THUMB = 8;
 /** Steps of a dream. */
 const DREAMT = 32;
 /** Steps whose surprise is asked for together, and at most. */
@@ -173,7 +175,8 @@ export async function show(root, context) {
     const width = Math.max(100, Math.round(marks.clientWidth || scrub.clientWidth));
     marks.width = width;
     const pen = marks.getContext("2d");
-    const x = (at) => ((at + 0.5) / rewards.length) * width;
+    // Under the middle of the thumb at that step.
+    const x = (at) => THUMB + (at / Math.max(rewards.length - 1, 1)) * (width - 2 * THUMB);
     const known = surprise.filter((one) => one != null);
     const most = Math.max(...known, 1e-6);
     pen.fillStyle = colour("--series-3");
@@ -194,7 +197,7 @@ export async function show(root, context) {
       pen.fillRect(x(dreamt.from), 12, x(dreamt.from + dreamt.frames.length - 1) - x(dreamt.from) + 1, 3);
     }
     pen.fillStyle = colour("--bad");
-    if (episode.terminated || episode.truncated) pen.fillRect(width - 3, 0, 3, 40);
+    if (episode.terminated || episode.truncated) pen.fillRect(x(rewards.length - 1) + 2, 0, 3, 40);
     pen.fillStyle = colour("--text");
     pen.fillRect(x(step) - 1, 0, 2, 40);
     const rewarded = rewards.filter((one) => one > 0).length;
@@ -280,7 +283,8 @@ export async function show(root, context) {
     problem,
     screen,
     told,
-    h("div", { class: "timeline" }, field(h, "Step", scrub, scrubOut), marks, legend),
+    h("div", { class: "timeline" },
+      h("div", { class: "field" }, h("span", { class: "labels" }, h("label", { for: scrub.id }, "Step"), scrubOut), h("div", { class: "track" }, scrub, marks)), legend),
     h("div", { class: "controls" }, play, dreamButton, surpriseButton, from, lookAt),
     jumps,
     h("p", { class: "quiet" }, h("kbd", {}, "←"), " ", h("kbd", {}, "→"), " one step, ", h("kbd", {}, "PgUp"), " ", h("kbd", {}, "PgDn"), " ten, ", h("kbd", {}, "↑"), " ", h("kbd", {}, "↓"), " another episode, ", h("kbd", {}, "."), " play or pause."));

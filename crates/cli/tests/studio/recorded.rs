@@ -62,6 +62,11 @@ fn replay_shows_everything_that_was_seen() {
          return [...data.filter((_, i) => i % 4 < 3)];",
     );
     assert_eq!(shown, json!(studio.get(&path).body));
+    // Marks lie under the slider.
+    let sides = |what: &str| {
+        browser.run(&format!("const {{ left, right }} = document.querySelector('{what}').getBoundingClientRect(); return [left, right]"))
+    };
+    assert_eq!(sides(".marks"), sides("#replay-step"));
     // The dream of the same stretch, and the steps that surprised the world model.
     let press = |text: &str| {
         let script = "[...document.querySelectorAll('#screen button')].find((button) => button.textContent.startsWith(arguments[0])).click()";
