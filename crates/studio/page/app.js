@@ -103,7 +103,11 @@ async function open() {
 function navigation(current) {
   const links = Object.entries(SCREENS).map(([name, { title }]) =>
     h("a", { href: `#/${name}`, "aria-current": name === current ? "page" : null }, title));
-  document.querySelector("nav").replaceChildren(...links);
+  const nav = document.querySelector("nav");
+  nav.replaceChildren(...links);
+  // On a phone not all of them fit.
+  const shown = nav.querySelector("[aria-current]");
+  nav.scrollLeft = shown.offsetLeft - nav.offsetLeft - (nav.clientWidth - shown.offsetWidth) / 2;
 }
 
 document.querySelector(".skip").addEventListener("click", (event) => {

@@ -4,7 +4,7 @@ import { chart } from "./chart.js";
 import { chooser, chosen, grouped } from "./chooser.js";
 import { eventually, live } from "./live.js";
 import { COLOURS, svg, swatch } from "./svg.js";
-import { counted, number, percent } from "./words.js";
+import { breakable, counted, number, percent } from "./words.js";
 
 export const title = "Compare";
 
@@ -101,7 +101,7 @@ export async function show(root, context) {
       h("caption", { class: "unseen" }, "Settings of the runs"),
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Setting"), found.map((run) => h("th", { scope: "col" }, run.name)))),
       h("tbody", {}, shown.map((setting) => h("tr", { class: setting.differs && all ? "differs" : null },
-        h("th", { scope: "row", title: setting.meaning }, h("code", {}, setting.key), setting.differs && all ? h("span", { class: "unseen" }, " (differs)") : null),
+        h("th", { scope: "row", title: setting.meaning }, h("code", {}, breakable(setting.key)), setting.differs && all ? h("span", { class: "unseen" }, " (differs)") : null),
         setting.values.map((value) => h("td", {}, text(value))))))));
     return [
       h("h2", {}, "Settings that differ"), toggle,

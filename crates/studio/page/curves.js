@@ -3,6 +3,7 @@
 import { chart, numbers } from "./chart.js";
 import { chooser, chosen, grouped } from "./chooser.js";
 import { eventually, live } from "./live.js";
+import { breakable } from "./words.js";
 
 export const title = "Curves";
 
@@ -156,11 +157,6 @@ export async function show(root, context) {
       repaint: draw,
       leave: () => { watch.disconnect(); drawn?.destroy(); },
     };
-  }
-
-  /** A name that may be broken after its underscores. */
-  function breakable(name) {
-    return name.split(/(?<=[_/])/).flatMap((part) => [part, h("wbr")]);
   }
 
   function redraw() {

@@ -1,6 +1,6 @@
 // Look: what the networks make of a recorded frame.
 
-import { busy, field, panel, problems } from "./parts.js";
+import { busy, field, panel, problems, unknown } from "./parts.js";
 import { bytes, difference, draw, fit, fitAll, heat, withObject } from "./pixels.js";
 import { counted, number, percent } from "./words.js";
 
@@ -14,11 +14,13 @@ export async function show(root, context) {
     return () => {};
   }
   const id = (name) => `look-${name}`;
-  const runChooser = h("select", { id: id("run"), onchange: () => openRun() }, runs.map((run) => h("option", { value: run.id }, run.name)));
+  const runChooser = h("select", { id: id("run"), onchange: () => { strangers(); openRun(); } }, runs.map((run) => h("option", { value: run.id }, run.name)));
   const episodeChooser = h("select", { id: id("episode"), onchange: () => openEpisode(0) });
   const scrub = h("input", { id: id("step"), type: "range", min: 0, max: 0, step: 1, value: 0, oninput: () => go(Number(scrub.value)) });
   const scrubOut = h("output", { for: id("step") }, "");
   const { problem, complain } = problems(h);
+  const stranger = h("div", {});
+  const strangers = (...notes) => stranger.replaceChildren(...notes.filter(Boolean));
   const panels = [panel(h, "Original", "the frame"), panel(h, "Reconstruction", "the frame after encoding and decoding"), panel(h, "Error", "bright where they differ")];
   const screen = h("div", { class: "panels" }, panels.map(({ figure }) => figure));
   const shade = h("select", { id: id("shade"), onchange: () => tokens() },
@@ -40,9 +42,11 @@ export async function show(root, context) {
       const label = (one) => `${one.source === "replay" ? `replay, from step ${one.id.slice(7)}` : `${one.source}, epoch ${one.epoch}`}, return ${number(one.total)}`;
       const wanted = params.get("episode");
       episodeChooser.replaceChildren(...episodes.map((one) => h("option", { value: one.id }, label(one))));
-      if (episodes.some((one) => one.id === wanted)) episodeChooser.value = wanted;
+      const known = episodes.map((one) => one.id);
+      if (known.includes(wanted)) episodeChooser.value = wanted;
+      else if (runChooser.value === params.get("run")) strangers(unknown(h, "episode", wanted, known));
       if (!episodes.length) return complain("This run has seen nothing yet: wait for its first epoch.");
-      await openEpisode(episodeChooser.value === wanted ? Number(params.get("step") ?? 0) : 0);
+      await openEpisode(wanted == null || episodeChooser.value === wanted ? Number(params.get("step") ?? 0) : 0);
     } catch (failure) {
       complain(failure.message);
     }
@@ -103,7 +107,7 @@ export async function show(root, context) {
   }
 
   function resize() {
-    fitAll(panels, screen, innerWidth < 700 ? 2 : 3, 320);
+    fitAll(panels, screen, 3, 320);
   }
 
   /** From 0 to 1, or null. */
@@ -240,7 +244,7 @@ export async function show(root, context) {
 
   root.append(
     h("div", { class: "tools" }, field(h, "Run", runChooser), field(h, "Episode", episodeChooser), field(h, "Step", scrub, scrubOut)),
-    problem, screen,
+    stranger, problem, screen,
     h("h2", {}, "Tokens"),
     h("div", { class: "tools" }, field(h, "Colour by", shade)),
     grid, chosenText,
@@ -252,7 +256,9 @@ export async function show(root, context) {
     codebookButton, codes);
   document.addEventListener("keydown", keydown);
   addEventListener("resize", resize);
-  if (runs.some((run) => run.id === params.get("run"))) runChooser.value = params.get("run");
+  const known = runs.map((run) => run.id);
+  if (known.includes(params.get("run"))) runChooser.value = params.get("run");
+  strangers(unknown(h, "run", params.get("run"), known));
   busy(root, openRun());
   return () => {
     left = true;

@@ -28,3 +28,9 @@ export function busy(root, work) {
   root.setAttribute("aria-busy", "true");
   work.finally(() => root.removeAttribute("aria-busy"));
 }
+
+/** What is said to somebody whose address names something that is not there (any more), instead of which something else is shown. */
+export function unknown(h, what, name, known) {
+  const missing = name && !known.includes(name);
+  return missing ? h("p", { class: "problem", role: "alert" }, `There is no ${what} ${name}: it may have been deleted. What is shown is another one.`) : null;
+}

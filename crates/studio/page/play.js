@@ -2,7 +2,7 @@
 
 import { bars } from "./bars.js";
 import { called } from "./keys.js";
-import { field } from "./parts.js";
+import { field, unknown } from "./parts.js";
 import { copy } from "./pixels.js";
 import { stage } from "./stage.js";
 import { kind, record, save } from "./video.js";
@@ -40,10 +40,14 @@ export async function show(root, context) {
   const seed = h("input", { id: "play-seed", type: "number", min: 0, step: 1, value: params.get("seed") ?? "0", onchange: choose });
   const gameField = field(h, "Game", gameChooser);
   if (agents.some(({ id }) => id === params.get("run"))) chooser.value = params.get("run");
+  else if (params.get("run")) ["episode", "step"].forEach((key) => params.delete(key));
   if (params.get("run") === "") chooser.value = "";
   if (params.get("env")) gameChooser.value = params.get("env");
 
+  const stranger = h("div", {}, unknown(h, "run", params.get("run"), agents.map(({ id }) => id)));
+
   function choose() {
+    stranger.replaceChildren();
     params.delete("episode");
     params.delete("step");
     begin();
@@ -313,6 +317,7 @@ export async function show(root, context) {
   root.append(
     rules,
     h("div", { class: "tools" }, field(h, "Agent", chooser), gameField, field(h, "Seed", seed), newest),
+    stranger,
     scene.problem,
     scene.screen,
     slide,

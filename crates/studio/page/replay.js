@@ -1,6 +1,6 @@
 // Replay: everything that a run has seen, step by step, with the dream of the same stretch beside it.
 
-import { busy, field, panel, problems } from "./parts.js";
+import { busy, field, panel, problems, unknown } from "./parts.js";
 import { bytes, difference, draw, fitAll } from "./pixels.js";
 import { counted, number } from "./words.js";
 
@@ -25,11 +25,13 @@ export async function show(root, context) {
     return () => {};
   }
   const id = (name) => `replay-${name}`;
-  const runChooser = h("select", { id: id("run"), onchange: () => openRun() }, runs.map((run) => h("option", { value: run.id }, run.name)));
+  const runChooser = h("select", { id: id("run"), onchange: () => { strangers(); openRun(); } }, runs.map((run) => h("option", { value: run.id }, run.name)));
   const episodeChooser = h("select", { id: id("episode"), onchange: () => openEpisode(0) });
   const sort = h("select", { id: id("sort"), onchange: () => listEpisodes() },
     [["newest", "newest first"], ["best", "best first"], ["worst", "worst first"], ["longest", "longest first"]].map(([value, text]) => h("option", { value }, text)));
   const { problem, complain } = problems(h);
+  const stranger = h("div", {});
+  const strangers = (...notes) => stranger.replaceChildren(...notes.filter(Boolean));
   const [real, dreamed, error] = [panel(h, "Recorded", "what happened"), panel(h, "Dream", "the same actions in the world model"), panel(h, "Difference", "bright where they differ")];
   const scrub = h("input", { id: id("step"), type: "range", min: 0, max: 0, step: 1, value: 0, oninput: () => go(Number(scrub.value)) });
   const scrubOut = h("output", { for: id("step") }, "");
@@ -72,8 +74,10 @@ export async function show(root, context) {
       return own.length ? h("optgroup", { label: text }, own.map((one) => h("option", { value: one.id }, label(one)))) : null;
     });
     episodeChooser.replaceChildren(...groups.filter(Boolean));
-    if (episodes.some((one) => one.id === wanted)) episodeChooser.value = wanted;
-    if (episodes.length) return openEpisode(episodeChooser.value === params.get("episode") ? Number(params.get("step") ?? 0) : 0);
+    const known = episodes.map((one) => one.id);
+    if (known.includes(wanted)) episodeChooser.value = wanted;
+    else if (runChooser.value === params.get("run") && known.length) strangers(unknown(h, "episode", wanted, known));
+    if (episodes.length) return openEpisode([null, episodeChooser.value].includes(params.get("episode")) ? Number(params.get("step") ?? 0) : 0);
     else complain(problem.textContent || "This run has seen nothing yet: wait for its first epoch.");
   }
 
@@ -155,7 +159,7 @@ export async function show(root, context) {
       error.note.textContent = `mean ${(100 * mean).toFixed(1)}%`;
       dreamed.note.textContent = `${step - dreamt.from} steps from reality`;
     }
-    fitAll([real, dreamed, error], screen, other ? (innerWidth < 700 ? 2 : 3) : 1, 448);
+    fitAll([real, dreamed, error], screen, other ? 3 : 1, 448);
     scrubOut.textContent = `${step} of ${rewards.length - 1}`;
     const to = rewards.slice(0, step + 1).reduce((sum, one) => sum + one, 0);
     const total = rewards.reduce((sum, one) => sum + one, 0);
@@ -280,6 +284,7 @@ export async function show(root, context) {
 
   root.append(
     h("div", { class: "tools" }, field(h, "Run", runChooser), field(h, "Episode", episodeChooser), field(h, "Order", sort)),
+    stranger,
     problem,
     screen,
     told,
@@ -291,7 +296,9 @@ export async function show(root, context) {
   dreamed.figure.hidden = error.figure.hidden = true;
   document.addEventListener("keydown", keydown);
   addEventListener("resize", paint);
-  if (runs.some((run) => run.id === params.get("run"))) runChooser.value = params.get("run");
+  const known = runs.map((run) => run.id);
+  if (known.includes(params.get("run"))) runChooser.value = params.get("run");
+  strangers(unknown(h, "run", params.get("run"), known));
   busy(root, openRun());
   return () => {
     left = true;

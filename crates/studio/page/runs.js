@@ -21,7 +21,7 @@ const COLUMNS = [
 const GROUPS = [["", "nothing"], ["game", "game"], ["state", "state"], ["settings", "all settings but the seed"]];
 
 /** What can be done with a run: screen, what it is called there, and whether an agent without a run can do it, too. */
-const ACTS = [["curves", "Curves", "runs", false], ["play", "Play", "run", true], ["look", "Look", "run", true], ["replay", "Replay", "run", false]];
+const ACTS = [["curves", "Curves", "runs", false], ["play", "Play", "run", true], ["look", "Look", "run", false], ["replay", "Replay", "run", false]];
 
 export async function show(root, { params, setParams, say, get, h, screens }) {
   let runs = await get("api/runs");

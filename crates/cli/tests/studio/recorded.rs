@@ -90,6 +90,31 @@ fn replay_shows_everything_that_was_seen() {
     assert_eq!(browser.console(), [""; 0]);
 }
 
+/// An address that names a run or an episode which is gone says so, and shows another one.
+#[test]
+fn what_is_gone_is_said() {
+    let Some((studio, browser)) = open("#/look?run=0123456789abcdef") else { return };
+    let said = "document.querySelector('.problem:not([hidden])')?.textContent ?? ''";
+    browser.wait(&format!("{said}.startsWith('There is no run 0123456789abcdef')"));
+    browser.wait("document.querySelectorAll('.token').length === 16");
+    for screen in ["look", "replay"] {
+        let hash = format!("#/{screen}?run={}&episode=nowhere&step=3", id(&studio, "one"));
+        browser.run_with("location.hash = arguments[0]", json!([hash]));
+        browser.wait(&format!("{said}.startsWith('There is no episode nowhere')"));
+        browser.wait("location.hash.includes('step=0')");
+    }
+    // A step of no episode is one of the first.
+    browser.run_with("location.hash = arguments[0]", json!([format!("#/look?run={}&step=3", id(&studio, "one"))]));
+    browser.wait("location.hash.includes('episode=') && location.hash.includes('step=3')");
+    // Look is for runs, Play for agents, too.
+    browser.run("location.hash = '#/runs'");
+    browser.wait("document.querySelector('a[aria-label=\"Play of endless\"]')");
+    assert_eq!(browser.run("return document.querySelector('a[aria-label=\"Look of endless\"]')"), json!(null));
+    browser.run("location.hash = '#/play?run=0123456789abcdef'");
+    browser.wait(&format!("{said}.startsWith('There is no run 0123456789abcdef')"));
+    assert_eq!(browser.console(), [""; 0]);
+}
+
 /// Play by hand becomes a run.
 #[test]
 fn a_run_learns_from_what_was_taught() {

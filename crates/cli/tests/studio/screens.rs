@@ -103,6 +103,17 @@ fn comparisons_show_what_differs() {
     browser.wait("document.querySelector('.plot canvas')");
     browser.click("#screen .check input");
     browser.wait("document.querySelectorAll('table.settings tbody tr').length > 30");
+    // On a phone words stay whole, and the navigation shows where one is.
+    browser.resize(390, 844, true);
+    browser.run("location.hash = '#/about'");
+    browser.wait("document.querySelector('.facts')");
+    browser.run_with("location.hash = arguments[0]", json!([format!("#/compare?runs={ids}")]));
+    browser.wait("document.querySelectorAll('table.settings tbody tr').length");
+    let lines = "[...document.querySelectorAll('.scores th, .settings td')].map((cell) => cell.getBoundingClientRect().height)";
+    let highest = browser.run(&format!("return Math.max(...{lines})")).as_f64().unwrap();
+    assert!(highest < 150.0, "{highest}");
+    let seen = "const [tab, nav] = ['nav [aria-current]', 'nav'].map((what) => document.querySelector(what).getBoundingClientRect()); return tab.left >= nav.left && tab.right <= nav.right";
+    assert_eq!(browser.run(seen), true);
     quiet(&browser);
 }
 
