@@ -34,3 +34,19 @@ export function unknown(h, what, name, known) {
   const missing = name && !known.includes(name);
   return missing ? h("p", { class: "problem", role: "alert" }, `There is no ${what} ${name}: it may have been deleted. What is shown is another one.`) : null;
 }
+
+const shown = new WeakMap();
+const controls = (place) => [...place.querySelectorAll("a[href], button, input, select, [tabindex]")];
+
+/** Has `place` show what `make` makes of `facts`, anew only where they have changed. The focus stays, and how far something is scrolled. */
+export function renew(place, facts, make) {
+  const key = JSON.stringify(facts);
+  if (shown.get(place) === key) return;
+  shown.set(place, key);
+  const focused = controls(place).indexOf(document.activeElement);
+  const regions = () => place.querySelectorAll("[role=region]");
+  const scrolled = [...regions()].map(({ scrollTop, scrollLeft }) => ({ top: scrollTop, left: scrollLeft, behavior: "instant" }));
+  place.replaceChildren(...[make()].flat());
+  regions().forEach((region, i) => region.scrollTo(scrolled[i] ?? {}));
+  if (focused >= 0) controls(place)[focused]?.focus({ preventScroll: true });
+}

@@ -25,7 +25,7 @@ const ACTS = [["curves", "Curves", "runs", false], ["play", "Play", "run", true]
 
 export async function show(root, { params, setParams, say, get, h, screens }) {
   let runs = await get("api/runs");
-  const picked = new Set();
+  const picked = new Set((params.get("pick") ?? "").split(",").filter(Boolean));
   const rows = new Map();
 
   const set = (key, value) => {
@@ -152,7 +152,12 @@ export async function show(root, { params, setParams, say, get, h, screens }) {
     const cell = (label, extra = "") => h("td", { "data-label": label, class: extra });
     const box = h("input", {
       type: "checkbox", "aria-label": `Choose ${run.name}`,
-      onchange: () => { box.checked ? picked.add(run.id) : picked.delete(run.id); choose(); },
+      onchange: () => {
+        box.checked ? picked.add(run.id) : picked.delete(run.id);
+        picked.size ? params.set("pick", [...picked].join(",")) : params.delete("pick");
+        setParams(params);
+        choose();
+      },
     });
     const [state, game, seed, epoch, score, left, updated] =
       ["State", "Game", "Seed", "Epoch", "Score", "Time left", "Updated"].map((label) => cell(label));
