@@ -11,6 +11,8 @@ use crate::webdriver::{Browser, key};
 
 /// Of a picture.
 const MOST_BYTES: usize = 150_000;
+/// Pixels of the longest page.
+const MOST_HEIGHT: u64 = 2400;
 
 /// Needs a folder with the trained run `catch` and perhaps others, so it runs only when asked for.
 #[test]
@@ -62,28 +64,44 @@ fn screenshots() {
     };
     let episode = studio.get(&format!("/api/replay/{run}")).json()[0]["id"].as_str().unwrap().to_string();
     let recorded = format!("run={run}&episode={episode}&step=12");
-    let pages: [(&str, String, &str, &dyn Fn()); 9] = [
+    let about = || drop(browser.wait("document.querySelector('.facts')"));
+    let pages: [(&str, String, &str, &dyn Fn()); 10] = [
         ("runs", "#/runs?sort=name".into(), "light", &|| {
             drop(browser.wait("document.querySelectorAll('.runs tbody tr').length"))
         }),
-        ("curves", format!("#/curves?runs={trained}"), "light", &charts),
+        (
+            "curves",
+            format!("#/curves?runs={trained}&metrics=evaluation,collection,tokenizer"),
+            "light",
+            &charts,
+        ),
         ("dark", format!("#/curves?runs={trained}&metrics=world_model"), "dark", &charts),
         ("compare", format!("#/compare?runs={trained}"), "light", &charts),
         ("look", format!("#/look?{recorded}"), "light", &look),
         ("play", format!("#/play?run={run}&rate=20"), "light", &play),
         ("replay", format!("#/replay?{recorded}"), "light", &replay),
         ("teach", "#/teach?env=arcade%2Fpong".into(), "light", &teach),
+        ("about", "#/about".into(), "light", &about),
         ("phone", format!("#/play?run={run}&rate=20"), "light", &play),
     ];
     for (name, hash, scheme, prepare) in pages {
         let phone = name == "phone";
-        // What these show is long.
-        let height = if ["look", "play", "replay"].contains(&name) { 1100 } else { 800 };
+        let width = if phone { 390 } else { 1280 };
         browser.prefer(scheme, "no-preference");
-        browser.resize(if phone { 390 } else { 1280 }, if phone { 844 } else { height }, phone);
+        browser.resize(width, 800, phone);
         browser.open(&format!("http://{}/", studio.host()));
         browser.run_with("location.hash = arguments[0]", json!([hash]));
         prepare();
+        // The whole page; what is larger with more room may need a second look.
+        for _ in 0..2 {
+            let height = browser.run("return document.documentElement.scrollHeight").as_u64().unwrap();
+            browser.resize(width, height.clamp(800, MOST_HEIGHT) as u32, phone);
+            browser.run(
+                "return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))",
+            );
+        }
+        let drawn = "[...document.querySelectorAll('.chart:not([hidden]) .plot')].every((plot) => plot.querySelector('canvas'))";
+        browser.wait(drawn);
         browser.run("scrollTo(0, 0); return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))");
         save(&out.join(format!("studio-{name}.png")), &browser.screenshot());
     }
