@@ -13,6 +13,11 @@ export function panel(h, caption, meaning, name = "") {
   return { name, caption, meaning, canvas, note, figure };
 }
 
+/** Gives the keys back to the screen when a pointer lets go of a slider. */
+export function released(slider) {
+  slider.addEventListener("pointerup", () => slider.blur());
+}
+
 /** A place for what went wrong: `complain` shows it, or takes it away. */
 export function problems(h) {
   const problem = h("p", { class: "problem", role: "alert", hidden: true });

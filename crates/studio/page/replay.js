@@ -1,6 +1,6 @@
 // Replay: everything that a run has seen, step by step, with the dream of the same stretch beside it.
 
-import { busy, field, panel, problems, unknown } from "./parts.js";
+import { busy, field, panel, problems, released, unknown } from "./parts.js";
 import { bytes, difference, draw, fitAll } from "./pixels.js";
 import { counted, number } from "./words.js";
 
@@ -27,13 +27,19 @@ export async function show(root, context) {
   const id = (name) => `replay-${name}`;
   const runChooser = h("select", { id: id("run"), onchange: () => { strangers(); openRun(); } }, runs.map((run) => h("option", { value: run.id }, run.name)));
   const episodeChooser = h("select", { id: id("episode"), onchange: () => openEpisode(0) });
-  const sort = h("select", { id: id("sort"), onchange: () => listEpisodes() },
+  const sort = h("select", { id: id("sort"), onchange: () => {
+    sort.value === "newest" ? params.delete("order") : params.set("order", sort.value);
+    setParams(params);
+    listEpisodes();
+  } },
     [["newest", "newest first"], ["best", "best first"], ["worst", "worst first"], ["longest", "longest first"]].map(([value, text]) => h("option", { value }, text)));
+  if (["best", "worst", "longest"].includes(params.get("order"))) sort.value = params.get("order");
   const { problem, complain } = problems(h);
   const stranger = h("div", {});
   const strangers = (...notes) => stranger.replaceChildren(...notes.filter(Boolean));
   const [real, dreamed, error] = [panel(h, "Recorded", "what happened"), panel(h, "Dream", "the same actions in the world model"), panel(h, "Difference", "bright where they differ")];
   const scrub = h("input", { id: id("step"), type: "range", min: 0, max: 0, step: 1, value: 0, oninput: () => go(Number(scrub.value)) });
+  released(scrub);
   const scrubOut = h("output", { for: id("step") }, "");
   const marks = h("canvas", { class: "marks", role: "img", "aria-label": "Rewards, ends and surprise along the episode", height: 40 });
   const legend = h("p", { class: "quiet" }, "");

@@ -21,7 +21,7 @@ use crate::guard::{self, Token};
 use crate::index::Index;
 use crate::metrics::Metrics;
 use crate::summary::Summaries;
-use crate::{Studio, StudioError, about, compare, curves, files, look, play, replay, runs, taught};
+use crate::{Studio, StudioError, about, compare, curves, files, look, play, replay, runs};
 
 /// Where it listens unless told otherwise.
 const LOOPBACK: &str = "127.0.0.1";
@@ -155,7 +155,6 @@ fn router(studio: Arc<Studio>) -> Router {
         .merge(play::routes())
         .merge(replay::routes())
         .merge(look::routes())
-        .merge(taught::routes())
         .merge(curves::routes())
         .merge(compare::routes())
         .merge(about::routes())

@@ -71,9 +71,11 @@ fn runs_are_sorted_filtered_and_grouped() {
     for name in ["one", "two"] {
         browser.click(&format!("input[aria-label='Choose {name}']"));
     }
-    browser.wait(
-        "[...document.querySelectorAll('.tools a')].some((link) => link.textContent === 'Compare of 2')",
-    );
+    let two =
+        "[...document.querySelectorAll('.tools a')].some((link) => link.textContent === 'Compare of 2')";
+    browser.wait(two);
+    browser.run("location.reload()");
+    browser.wait(two);
     browser.click(".tools a[href^='#/compare']");
     browser.wait("document.querySelector('h1').textContent === 'Compare'");
     quiet(&browser);
@@ -206,11 +208,16 @@ fn curves_grow_while_a_run_trains() {
     let metric = "collection%2Fsteps";
     let hash = format!("#/curves?metrics={metric}&table={metric}");
     browser.run_with("location.hash = arguments[0]", json!([hash]));
-    // Without a touch of the page.
     let points = "document.querySelectorAll('.chart:not([hidden]) .numbers tbody tr').length";
-    for seen in [1, 3, 5] {
-        browser.wait(&format!("{points} >= {seen}"));
-    }
+    browser.wait(&format!("{points} >= 4 && document.querySelector('.chart:not([hidden]) .u-over')"));
+    browser.drag(".chart:not([hidden]) .u-over", 0.2, 0.8);
+    let zoom = browser.wait("new URLSearchParams(location.hash.split('?')[1]).get('zoom')");
+    browser.run("document.querySelector('.chart:not([hidden]) button').focus(); window.focused = document.activeElement");
+    // Without a touch of the page; focus and what is enlarged stay.
+    let seen = browser.wait(points).as_u64().unwrap();
+    browser.wait(&format!("{points} >= {}", seen + 2));
+    assert_eq!(browser.run("return new URLSearchParams(location.hash.split('?')[1]).get('zoom')"), zoom);
+    assert_eq!(browser.run("return document.activeElement === window.focused"), true);
     // The studio ends, the run does not notice.
     drop(studio);
     let epochs = || std::fs::read_to_string(scratch.0.join("live/metrics.jsonl")).unwrap().lines().count();
