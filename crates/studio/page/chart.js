@@ -78,7 +78,7 @@ export function chart({ h }, box, curves, { metric, axis, log, index, picked, pi
     series, bands,
     axes: [
       { ...axes, label: axis === "steps" ? "steps" : "epoch", labelSize: 18, size: 30, incrs: WHOLE, values: (_, ticks) => ticks.map(number) },
-      { ...axes, size: 58, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : number(tick))) },
+      { ...axes, size: 68, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : number(tick))) },
     ],
     legend: { show: false },
     cursor: {

@@ -38,7 +38,7 @@ export async function show(root, context) {
   const content = h("div", { hidden: true },
     h("h2", {}, "Final scores"), final,
     h("h2", {}, "Score over time"), h("figure", { class: "chart card wide" }, plot),
-    settled);
+    h("h2", {}, "Settings that differ"), settled);
   none.hidden = true;
   root.append(h("div", { class: "beside" }, list, h("div", {}, problem, none, content)));
   let curves = null;
@@ -124,7 +124,7 @@ export async function show(root, context) {
         h("th", { scope: "row", title: setting.meaning }, h("code", {}, breakable(setting.key)), setting.differs && all ? h("span", { class: "unseen" }, " (differs)") : null),
         setting.values.map((value) => h("td", {}, text(value))))))));
     return [
-      h("h2", {}, "Settings that differ"), toggle,
+      toggle,
       shown.length ? table : h("p", { class: "quiet" }, found.length > 1 ? "All settings are the same." : "Choose a second run to see differences."),
     ];
   }
