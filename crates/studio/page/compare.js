@@ -75,7 +75,7 @@ export async function show(root, context) {
 
   function scores(groups, names) {
     const row = (group) => h("tr", {},
-      h("th", { scope: "row" }, h("span", { class: "label" }, swatch(index(group)), h("span", {}, names.get(group.id) ?? group.game ?? "–"))),
+      h("th", { scope: "row" }, h("span", { class: "label" }, swatch(index(group)), h("span", {}, breakable(names.get(group.id) ?? group.game ?? "–")))),
       h("td", { class: "number" }, group.scores.length),
       h("td", { class: "number" }, h("strong", {}, number(group.score?.value))),
       h("td", {}, interval(group.score)),

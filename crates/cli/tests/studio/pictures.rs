@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use crate::player::id;
 use crate::playing::STEP;
 use crate::server::Studio;
 use crate::webdriver::{Browser, key};
@@ -14,7 +13,7 @@ const MOST_BYTES: usize = 150_000;
 /// Pixels of the longest page.
 const MOST_HEIGHT: u64 = 2400;
 
-/// Needs a folder with the trained run `catch` and perhaps others, so it runs only when asked for.
+/// Needs a folder with the trained run `catch` and runs of several seeds in `seeds`, so it runs only when asked for.
 #[test]
 #[ignore = "needs trained runs"]
 fn screenshots() {
@@ -22,13 +21,16 @@ fn screenshots() {
         |name: &str| PathBuf::from(std::env::var_os(name).unwrap_or_else(|| panic!("{name} is not set")));
     let (runs, out) = (folder("IRIS_STUDIO_RUNS"), folder("IRIS_STUDIO_IMAGES"));
     let Some(browser) = Browser::start() else { panic!("there is no browser") };
-    let studio = Studio::start(&runs);
-    let run = id(&studio, "catch");
-    browser.open(&studio.url);
-    // Those that have something to show.
-    let listed = studio.get("/api/runs").json();
-    let trained = listed.as_array().unwrap().iter().filter(|run| run["epoch"].as_u64() >= Some(5));
-    let trained = trained.map(|run| run["id"].as_str().unwrap()).collect::<Vec<_>>().join(",");
+    let (alone, several) = (Studio::start(&runs.join("catch")), Studio::start(&runs.join("seeds")));
+    for studio in [&alone, &several] {
+        browser.open(&studio.url);
+    }
+    let ids = |studio: &Studio| {
+        let listed = studio.get("/api/runs").json();
+        let ids = listed.as_array().unwrap().iter().map(|run| run["id"].as_str().unwrap().to_string());
+        ids.collect::<Vec<_>>().join(",")
+    };
+    let (run, trained) = (ids(&alone), ids(&several));
     let press = |text: &str| {
         let script = "[...document.querySelectorAll('#screen button')].find((button) => button.textContent.startsWith(arguments[0])).click()";
         browser.run_with(script, json!([text]));
@@ -62,7 +64,7 @@ fn screenshots() {
         browser.press(&[key::UP; 3]);
         browser.wait("document.querySelector('.told-line')?.textContent.includes('step 3')");
     };
-    let episode = studio.get(&format!("/api/replay/{run}")).json()[0]["id"].as_str().unwrap().to_string();
+    let episode = alone.get(&format!("/api/replay/{run}")).json()[0]["id"].as_str().unwrap().to_string();
     let recorded = format!("run={run}&episode={episode}&step=12");
     let about = || drop(browser.wait("document.querySelector('.facts')"));
     let pages: [(&str, String, &str, &dyn Fn()); 10] = [
@@ -89,6 +91,8 @@ fn screenshots() {
         let width = if phone { 390 } else { 1280 };
         browser.prefer(scheme, "no-preference");
         browser.resize(width, 800, phone);
+        let one = ["look", "play", "replay", "teach", "phone"].contains(&name);
+        let studio = if one { &alone } else { &several };
         browser.open(&format!("http://{}/", studio.host()));
         browser.run_with("location.hash = arguments[0]", json!([hash]));
         prepare();
