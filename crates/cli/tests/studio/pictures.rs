@@ -10,8 +10,9 @@ use crate::webdriver::{Browser, key};
 
 /// Of a picture.
 const MOST_BYTES: usize = 150_000;
-/// Pixels of the longest page.
+/// Pixels of the longest page, and of a phone's, where the rest is a list of settings.
 const MOST_HEIGHT: u64 = 2400;
+const PHONE_HEIGHT: u64 = 1150;
 
 /// Needs a folder with the trained run `catch` and runs of several seeds in `seeds`, so it runs only when asked for.
 #[test]
@@ -73,13 +74,13 @@ fn screenshots() {
         }),
         (
             "curves",
-            format!("#/curves?runs={trained}&metrics=evaluation,collection,tokenizer"),
+            format!("#/curves?runs={trained}&metrics=evaluation,reward_per_step,world_model"),
             "light",
             &charts,
         ),
         ("dark", format!("#/curves?runs={trained}&metrics=world_model"), "dark", &charts),
         ("compare", format!("#/compare?runs={trained}"), "light", &charts),
-        ("look", format!("#/look?{recorded}"), "light", &look),
+        ("look", format!("#/look?run={run}&episode={episode}&step=7"), "light", &look),
         ("play", format!("#/play?run={run}&rate=20"), "light", &play),
         ("replay", format!("#/replay?{recorded}"), "light", &replay),
         ("teach", "#/teach?env=arcade%2Fpong".into(), "light", &teach),
@@ -99,7 +100,11 @@ fn screenshots() {
         // The whole page; what is larger with more room may need a second look.
         for _ in 0..2 {
             let height = browser.run("return document.documentElement.scrollHeight").as_u64().unwrap();
-            browser.resize(width, height.clamp(800, MOST_HEIGHT) as u32, phone);
+            browser.resize(
+                width,
+                height.clamp(800, if phone { PHONE_HEIGHT } else { MOST_HEIGHT }) as u32,
+                phone,
+            );
             browser.run(
                 "return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))",
             );
