@@ -38,7 +38,7 @@ pub fn port_beside(args: &TrainArgs) -> Result<Option<Port>> {
 
 /// Serves a run that is being trained until the result is dropped.
 pub fn beside(port: Port, run: &Path, device: &Device) -> Result<Background> {
-    let background = Server::new(port, run.into(), device.clone())?.in_background()?;
+    let background = Server::beside(port, run.into(), device.clone())?.in_background()?;
     tell!("watch it in a browser: {}", background.url());
     Ok(background)
 }

@@ -26,10 +26,10 @@ export function h(tag, attributes = {}, ...children) {
 }
 
 /** Asks the server; an Error carries its message. */
-async function ask(path, options) {
+async function get(path) {
   let answer;
   try {
-    answer = await fetch(path, options);
+    answer = await fetch(path);
   } catch {
     throw new Error("The studio does not answer. Is it still running?");
   }
@@ -37,10 +37,6 @@ async function ask(path, options) {
   if (!answer.ok) throw new Error(body?.error ?? `The studio answered ${answer.status}.`);
   return body;
 }
-
-const get = (path) => ask(path);
-const post = (path, body) =>
-  ask(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
 
 /** Says something to people who do not see the page. */
 function say(text) {
@@ -55,46 +51,63 @@ function place() {
 
 let leave = null;
 let turn = 0;
+let keep = null;
+let address = location.hash;
 
 async function open() {
   // The link to the content is no screen.
   if (location.hash === "#main") return;
+  const question = keep?.();
+  if (question && !confirm(question)) return history.replaceState(null, "", address);
   const mine = ++turn;
   leave?.();
-  leave = null;
+  leave = keep = null;
   const [name, params] = place();
+  address = location.hash;
   const { title, show } = SCREENS[name];
-  const root = document.getElementById("screen");
   document.title = `${title} · iris studio`;
   document.querySelector("h1").textContent = title;
   navigation(name);
-  root.replaceChildren();
+  // A place of its own: a screen that is left while it loads goes on in one that nobody sees.
+  const root = h("div");
+  document.getElementById("screen").replaceChildren(root);
+  const current = () => mine === turn;
   const context = {
     params,
     setParams(changed) {
+      if (!current()) return;
       const query = changed.toString();
-      history.replaceState(null, "", `#/${name}${query ? `?${query}` : ""}`);
+      address = `#/${name}${query ? `?${query}` : ""}`;
+      history.replaceState(null, "", address);
     },
-    say,
-    get,
-    post,
+    say: (text) => current() && say(text),
+    /** `question()` is put to somebody who leaves the screen, unless it is null. */
+    keepUnless: (question) => { if (current()) keep = question; },
+    /** Nobody waits for what is answered to a screen that was left. */
+    async get(path) {
+      const [body, error] = await get(path).then((body) => [body], (error) => [null, error]);
+      if (!current()) return new Promise(() => {});
+      if (error) throw error;
+      return body;
+    },
     h,
     screens: Object.keys(SCREENS),
   };
   try {
-    const left = await show(root, context);
-    // Somebody may have gone on while it loaded.
-    if (mine === turn) leave = left;
-    else left?.();
+    leave = await show(root, context);
   } catch (error) {
-    if (mine === turn) root.replaceChildren(h("p", { class: "problem", role: "alert" }, error.message));
+    root.replaceChildren(h("p", { class: "problem", role: "alert" }, error.message));
   }
 }
 
 function navigation(current) {
   const links = Object.entries(SCREENS).map(([name, { title }]) =>
     h("a", { href: `#/${name}`, "aria-current": name === current ? "page" : null }, title));
-  document.querySelector("nav").replaceChildren(...links);
+  const nav = document.querySelector("nav");
+  nav.replaceChildren(...links);
+  // On a phone not all of them fit.
+  const shown = nav.querySelector("[aria-current]");
+  nav.scrollLeft = shown.offsetLeft - nav.offsetLeft - (nav.clientWidth - shown.offsetWidth) / 2;
 }
 
 document.querySelector(".skip").addEventListener("click", (event) => {
@@ -102,4 +115,5 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   document.getElementById("main").focus();
 });
 addEventListener("hashchange", open);
+addEventListener("beforeunload", (event) => keep?.() && event.preventDefault());
 open();

@@ -5,6 +5,13 @@ import { number } from "./words.js";
 
 const { uPlot } = window;
 
+/** A part of the horizontal axis as it stands in the address: "2~10". */
+export const zoomOf = (params) => {
+  const range = (params.get("zoom") ?? "").split("~").map(Number);
+  return range.length === 2 && range[0] < range[1] ? range : null;
+};
+export const zoomText = (range) => (range ? range.map((x) => Number(x.toPrecision(6))).join("~") : "");
+
 /** Steps of an axis that counts. */
 const WHOLE = [1, 2, 5].flatMap((digit) => Array.from({ length: 12 }, (_, power) => digit * 10 ** power)).sort((a, b) => a - b);
 
@@ -14,16 +21,12 @@ const together = uPlot.sync("curves");
 const translucent = (hex, share) => `${hex}${Math.round(255 * share).toString(16).padStart(2, "0")}`;
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/**
- * Draws `curves` (of the server) into `box`. `index(group)` is the series of a group, `picked` the id of the one that stands out.
- * `pick(id)` is called with the group whose curve was clicked. Returns `{ destroy }`.
- */
-export function chart({ h }, box, curves, { metric, axis, log, index, picked, pick }) {
+/** Series and their values as uPlot wants them: which group each belongs to, and the series of each group's mean. */
+function layout(curves, { log, index, picked }) {
   const positive = (values) => (log ? values.map((value) => (value > 0 ? value : null)) : values);
   const data = [curves.x];
   const series = [{}];
   const bands = [];
-  // Which group each series of uPlot belongs to, and the series of each group's mean.
   const owner = [null];
   const means = new Map();
   const add = (group, values, options) => {
@@ -43,12 +46,25 @@ export function chart({ h }, box, curves, { metric, axis, log, index, picked, pi
       for (const run of group.runs) add(null, run.values, { stroke: translucent(paint, 0.3 * strength), width: 1 });
     }
     means.set(group, data.length);
-    const alone = curves.x.length < 60;
     add(group, group.mean, {
       label: group.label, stroke: translucent(paint, strength), width: picked === group.id ? 3 : 2, dash: dash(index(group)),
-      points: { show: alone, size: 5, fill: translucent(paint, strength), stroke: translucent(paint, strength) },
+      points: { show: (u) => u.data[0].length < 60, size: 5, fill: translucent(paint, strength), stroke: translucent(paint, strength) },
     });
   }
+  return { data, series, bands, owner, means };
+}
+
+/**
+ * Draws `curves` (of the server) into `box`. `index(group)` is the series of a group, `picked` the id of the one that stands out.
+ * `pick(id)` is called with the group whose curve was clicked, `zoomed(range)` with the part that was enlarged, or null. Returns
+ * `{ update, zoom, destroy }`: `update` takes newer curves, or says that they need another chart.
+ */
+export function chart({ h }, box, curves, { metric, axis, log, index, picked, pick, zoom = null, zoomed = () => {} }) {
+  const built = (curves) => layout(curves, { log, index, picked });
+  const kind = (curves) => JSON.stringify(curves.groups.map((group) => [group.id, group.label, index(group), group.runs.length]));
+  let { data, series, bands, owner, means } = built(curves);
+  const drawn = kind(curves);
+  let byHand = false;
   const hover = h("div", { class: "hover", hidden: true });
   const size = () => ({ width: Math.max(200, box.clientWidth), height: Math.max(120, box.clientHeight) });
   const quiet = style("--quiet");
@@ -62,15 +78,16 @@ export function chart({ h }, box, curves, { metric, axis, log, index, picked, pi
     series, bands,
     axes: [
       { ...axes, label: axis === "steps" ? "steps" : "epoch", labelSize: 18, size: 30, incrs: WHOLE, values: (_, ticks) => ticks.map(number) },
-      { ...axes, size: 58, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : number(tick))) },
+      { ...axes, size: 68, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : number(tick))) },
     ],
     legend: { show: false },
     cursor: {
-      sync: { key: together.key },
+      // Charts share the cursor; what is enlarged comes to the others through the address.
+      sync: { key: together.key, filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } },
       points: { show: (u, i) => (owner[i] ? undefined : false) },
       drag: { x: true, y: false },
     },
-    hooks: { setCursor: [tell], ready: [listen] },
+    hooks: { setCursor: [tell], ready: [listen], setScale: [scaled] },
   }, data, box);
   box.append(hover);
 
@@ -107,7 +124,10 @@ export function chart({ h }, box, curves, { metric, axis, log, index, picked, pi
 
   function listen(u) {
     let pressed = null;
-    u.over.addEventListener("mousedown", (event) => (pressed = [event.clientX, event.clientY]));
+    u.over.addEventListener("mousedown", (event) => {
+      pressed = [event.clientX, event.clientY];
+      byHand = true;
+    });
     u.over.addEventListener("click", (event) => {
       // Who drags enlarges a part of the chart.
       if (pressed && Math.hypot(event.clientX - pressed[0], event.clientY - pressed[1]) > 4) return;
@@ -116,14 +136,47 @@ export function chart({ h }, box, curves, { metric, axis, log, index, picked, pi
     u.over.addEventListener("mouseleave", () => (hover.hidden = true));
   }
 
-  const newest = curves.groups.map((group) => `${group.label}: ${number(group.mean.findLast((value) => value != null))}`);
+  function scaled(u, scale) {
+    if (scale !== "x" || !byHand) return;
+    byHand = false;
+    const { min, max } = u.scales.x;
+    const all = u.data[0];
+    zoom = min <= all[0] && max >= all.at(-1) ? null : [min, max];
+    zoomed(zoom);
+  }
+
+  /** Shows a part of the horizontal axis, or all of it. */
+  function show(range) {
+    byHand = false;
+    zoom = range;
+    if (range) plot.setScale("x", { min: range[0], max: range[1] });
+    else plot.setData(plot.data);
+  }
+
   const canvas = plot.root.querySelector("canvas");
   canvas.setAttribute("role", "img");
-  canvas.setAttribute("aria-label", `Chart of ${metric}. Newest values: ${newest.join("; ") || "none"}.`);
+  const describe = () => {
+    const newest = curves.groups.map((group) => `${group.label}: ${number(group.mean.findLast((value) => value != null))}`);
+    canvas.setAttribute("aria-label", `Chart of ${metric}. Newest values: ${newest.join("; ") || "none"}.`);
+  };
+  describe();
+  if (zoom) show(zoom);
 
   const watch = new ResizeObserver(() => plot.setSize(size()));
   watch.observe(box);
   return {
+    zoom: show,
+    update(newer) {
+      if (kind(newer) !== drawn) return false;
+      curves = newer;
+      ({ data, owner, means } = built(newer));
+      byHand = false;
+      plot.setData(data, !zoom);
+      // Draws, too.
+      if (zoom) show(zoom);
+      describe();
+      return true;
+    },
     destroy() {
       watch.disconnect();
       plot.destroy();

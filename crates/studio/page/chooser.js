@@ -1,7 +1,7 @@
 // The list in which runs are chosen, grouped by everything but their seed.
 
 import { swatch } from "./svg.js";
-import { counted } from "./words.js";
+import { breakable, counted } from "./words.js";
 
 /** Runs that are shown when the address names none. */
 const FIRST = 10;
@@ -52,7 +52,7 @@ export function chooser({ h }, runs, ids, changed) {
   const choice = (members, text, mark) => {
     const box = h("input", { type: "checkbox", onchange: (event) => toggle(members, event.target.checked) });
     boxes.push({ box, members });
-    return h("label", {}, box, mark, h("span", { class: "text" }, text));
+    return h("label", {}, box, mark, h("span", { class: "text" }, breakable(text)));
   };
   const items = grouped(runs).map((group) =>
     h("li", {}, choice(group.runs, label(group), swatch(group.index)),

@@ -1,10 +1,11 @@
 // Runs beside each other: final scores with intervals, the curve of their scores, and the settings in which they differ.
 
-import { chart } from "./chart.js";
+import { chart, zoomOf, zoomText } from "./chart.js";
 import { chooser, chosen, grouped } from "./chooser.js";
 import { eventually, live } from "./live.js";
+import { busy, problems, renew } from "./parts.js";
 import { COLOURS, svg, swatch } from "./svg.js";
-import { counted, number, percent } from "./words.js";
+import { breakable, counted, number, percent } from "./words.js";
 
 export const title = "Compare";
 
@@ -31,31 +32,50 @@ export async function show(root, context) {
     follow();
     draw();
   }));
-  const content = h("div", {});
-  root.append(h("div", { class: "beside" }, list, content));
+  const { problem, complain } = problems(h);
+  const none = h("div", { class: "card empty" }, h("p", {}, "Choose runs to compare."));
+  const [final, settled, plot] = [h("div", {}), h("div", {}), h("div", { class: "plot" })];
+  const content = h("div", { hidden: true },
+    h("h2", {}, "Final scores"), final,
+    h("h2", {}, "Score over time"), h("figure", { class: "chart card wide" }, plot),
+    h("h2", {}, "Settings that differ"), settled);
+  none.hidden = true;
+  root.append(h("div", { class: "beside" }, list, h("div", {}, problem, none, content)));
+  let curves = null;
 
   const draw = eventually(async () => {
-    const [{ runs: found, settings, groups }, curves] = await Promise.all([
-      get(`api/compare?runs=${ids.join(",")}`),
-      get(`api/curves?${new URLSearchParams({ runs: ids.join(","), metric: METRIC })}`),
-    ]);
-    drawn?.destroy();
-    if (!found.length) {
-      content.replaceChildren(h("div", { class: "card empty" }, h("p", {}, "Choose runs to compare.")));
-      return;
+    let compared;
+    try {
+      [compared, curves] = await Promise.all([
+        get(`api/compare?runs=${ids.join(",")}`),
+        get(`api/curves?${new URLSearchParams({ runs: ids.join(","), metric: METRIC })}`),
+      ]);
+    } catch (failure) {
+      return complain(failure.message);
     }
-    const names = new Map(curves.groups.map((group) => [group.id, group.label]));
-    const plot = h("div", { class: "plot" });
-    content.replaceChildren(
-      h("h2", {}, "Final scores"), scores(groups, names),
-      h("h2", {}, "Score over time"), h("figure", { class: "chart card wide" }, plot),
-      ...differences(found, settings));
-    drawn = chart(context, plot, curves, { metric: METRIC, axis: "epoch", index, pick: () => {} });
+    complain();
+    const { runs: found, settings, groups } = compared;
+    content.hidden = !found.length;
+    none.hidden = found.length > 0;
+    if (!found.length) return;
+    // What has not changed stays, and with it the focus and what was enlarged.
+    const names = curves.groups.map((group) => [group.id, group.label]);
+    renew(final, [groups, names], () => scores(groups, new Map(names)));
+    renew(settled, [found.map(({ name }) => name), settings, params.get("all")], () => differences(found, settings));
+    if (!drawn?.update(curves)) paint();
   });
+
+  function paint() {
+    if (!curves) return;
+    drawn?.destroy();
+    plot.replaceChildren();
+    const zoomed = (range) => set("zoom", zoomText(range));
+    drawn = chart(context, plot, curves, { metric: METRIC, axis: "epoch", index, pick: () => {}, zoom: zoomOf(params), zoomed });
+  }
 
   function scores(groups, names) {
     const row = (group) => h("tr", {},
-      h("th", { scope: "row" }, h("span", { class: "label" }, swatch(index(group)), h("span", {}, names.get(group.id) ?? group.game ?? "–"))),
+      h("th", { scope: "row" }, h("span", { class: "label" }, swatch(index(group)), h("span", {}, breakable(names.get(group.id) ?? group.game ?? "–")))),
       h("td", { class: "number" }, group.scores.length),
       h("td", { class: "number" }, h("strong", {}, number(group.score?.value))),
       h("td", {}, interval(group.score)),
@@ -101,10 +121,10 @@ export async function show(root, context) {
       h("caption", { class: "unseen" }, "Settings of the runs"),
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Setting"), found.map((run) => h("th", { scope: "col" }, run.name)))),
       h("tbody", {}, shown.map((setting) => h("tr", { class: setting.differs && all ? "differs" : null },
-        h("th", { scope: "row", title: setting.meaning }, h("code", {}, setting.key), setting.differs && all ? h("span", { class: "unseen" }, " (differs)") : null),
+        h("th", { scope: "row", title: setting.meaning }, h("code", {}, breakable(setting.key)), setting.differs && all ? h("span", { class: "unseen" }, " (differs)") : null),
         setting.values.map((value) => h("td", {}, text(value))))))));
     return [
-      h("h2", {}, "Settings that differ"), toggle,
+      toggle,
       shown.length ? table : h("p", { class: "quiet" }, found.length > 1 ? "All settings are the same." : "Choose a second run to see differences."),
     ];
   }
@@ -114,12 +134,12 @@ export async function show(root, context) {
     close = live(ids, (change) => { if (change.runs.length) draw(); });
   }
   const scheme = matchMedia("(prefers-color-scheme: dark)");
-  scheme.addEventListener("change", draw);
+  scheme.addEventListener("change", paint);
   follow();
-  await draw();
+  busy(root, draw());
   return () => {
     close();
-    scheme.removeEventListener("change", draw);
+    scheme.removeEventListener("change", paint);
     drawn?.destroy();
   };
 }

@@ -1,8 +1,10 @@
 // All metrics of runs, live while they train.
 
-import { chart, numbers } from "./chart.js";
+import { chart, numbers, zoomOf, zoomText } from "./chart.js";
 import { chooser, chosen, grouped } from "./chooser.js";
 import { eventually, live } from "./live.js";
+import { renew } from "./parts.js";
+import { breakable } from "./words.js";
 
 export const title = "Curves";
 
@@ -39,7 +41,7 @@ export async function show(root, context) {
   };
 
   const field = (id, text, control) => h("div", { class: "field" }, h("label", { for: id }, text), control);
-  const select = (id, key, options) => h("select", { id, onchange: (event) => { set(key, event.target.value); redraw(); } },
+  const select = (id, key, options) => h("select", { id, onchange: (event) => { set(key, event.target.value); if (key === "x") zoom(null); redraw(); } },
     options.map(([value, text]) => h("option", { value, selected: value === (params.get(key) ?? "") }, text)));
   const smooth = h("input", {
     type: "range", id: "smooth", min: 0, max: 0.98, step: 0.02, value: params.get("smooth") ?? 0,
@@ -80,15 +82,13 @@ export async function show(root, context) {
     const names = [...new Set(metrics.map(({ name }) => name.split("/")[0]))];
     const place = (name) => (FIRST.includes(name) ? FIRST.indexOf(name) : FIRST.length);
     names.sort((a, b) => place(a) - place(b) || (a < b ? -1 : 1));
-    sections.replaceChildren(...names.map((section) => {
+    // What is where it belongs stays there, and with it the focus.
+    renew(sections, [ids.length > 0, metrics.map(({ name }) => name)], () => (names.length ? names.map((section) => {
       const members = metrics.filter(({ name }) => name.split("/")[0] === section);
       members.sort((a, b) => (b.name === SCORE) - (a.name === SCORE));
       for (const metric of members) if (!cards.has(metric.name)) cards.set(metric.name, card(metric));
       return h("section", { "aria-label": section }, h("h2", {}, section.replaceAll("_", " ")), h("div", { class: "charts" }, members.map(({ name }) => cards.get(name).element)));
-    }));
-    if (!names.length) {
-      sections.replaceChildren(h("div", { class: "card empty" }, h("p", {}, ids.length ? "These runs have no metrics yet, or were deleted." : "Choose runs to see their curves.")));
-    }
+    }) : h("div", { class: "card empty" }, h("p", {}, ids.length ? "These runs have no metrics yet, or were deleted." : "Choose runs to see their curves."))));
     sift();
     redraw();
   });
@@ -125,24 +125,30 @@ export async function show(root, context) {
       h("p", { class: "meaning", title: plain(metric.meaning) }, plain(metric.meaning)),
       box, table);
     element.classList.toggle("wide", listed("wide"));
-    let [drawn, visible, curves, stale] = [null, false, null, true];
+    let [drawn, visible, curves, stale, look] = [null, false, null, true, ""];
     const fetched = eventually(async () => {
       if (!visible || !stale) return;
       stale = false;
       try {
+        const anew = look !== JSON.stringify(view());
+        look = JSON.stringify(view());
         curves = await get(`api/curves?${query(metric.name)}`);
-        draw();
+        draw(anew);
       } catch (error) {
+        drawn?.destroy();
+        drawn = null;
         box.replaceChildren(h("p", { class: "problem" }, error.message));
       }
     });
-    function draw() {
+    function draw(anew = true) {
       if (!curves) return;
-      const options = { ...view(), metric: metric.name, index, pick };
-      drawn?.destroy();
-      box.replaceChildren();
-      drawn = chart(context, box, curves, options);
-      table.replaceChildren(...(listed("table") ? [numbers(context, curves, options)] : []));
+      const options = { ...view(), metric: metric.name, index, pick, zoom: zoomOf(params), zoomed: (range) => zoom(range, metric.name) };
+      if (anew || !drawn?.update(curves)) {
+        drawn?.destroy();
+        box.replaceChildren();
+        drawn = chart(context, box, curves, options);
+      }
+      renew(table, listed("table") ? [curves, options.axis] : null, () => (listed("table") ? [numbers(context, curves, options)] : []));
       csv.href = `api/curves.csv?${query(metric.name)}`;
     }
     const watch = new IntersectionObserver(([entry]) => {
@@ -153,18 +159,20 @@ export async function show(root, context) {
     return {
       element,
       redraw: () => { stale = true; fetched(); },
-      repaint: draw,
+      repaint: () => draw(),
+      zoom: (range) => drawn?.zoom(range),
       leave: () => { watch.disconnect(); drawn?.destroy(); },
     };
   }
 
-  /** A name that may be broken after its underscores. */
-  function breakable(name) {
-    return name.split(/(?<=[_/])/).flatMap((part) => [part, h("wbr")]);
-  }
-
   function redraw() {
     cards.forEach((card) => card.redraw());
+  }
+
+  /** Shows a part of the horizontal axis in all charts but the one in which it was chosen. */
+  function zoom(range, chosen) {
+    set("zoom", zoomText(range));
+    cards.forEach((card, name) => { if (name !== chosen) card.zoom(range); });
   }
 
   function pick(id) {

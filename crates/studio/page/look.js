@@ -1,6 +1,6 @@
 // Look: what the networks make of a recorded frame.
 
-import { field, panel, problems } from "./parts.js";
+import { busy, field, panel, problems, released, unknown } from "./parts.js";
 import { bytes, difference, draw, fit, fitAll, heat, withObject } from "./pixels.js";
 import { counted, number, percent } from "./words.js";
 
@@ -14,23 +14,32 @@ export async function show(root, context) {
     return () => {};
   }
   const id = (name) => `look-${name}`;
-  const runChooser = h("select", { id: id("run"), onchange: () => openRun() }, runs.map((run) => h("option", { value: run.id }, run.name)));
+  const runChooser = h("select", { id: id("run"), onchange: () => { strangers(); openRun(); } }, runs.map((run) => h("option", { value: run.id }, run.name)));
   const episodeChooser = h("select", { id: id("episode"), onchange: () => openEpisode(0) });
   const scrub = h("input", { id: id("step"), type: "range", min: 0, max: 0, step: 1, value: 0, oninput: () => go(Number(scrub.value)) });
+  released(scrub);
   const scrubOut = h("output", { for: id("step") }, "");
   const { problem, complain } = problems(h);
+  const stranger = h("div", {});
+  const strangers = (...notes) => stranger.replaceChildren(...notes.filter(Boolean));
   const panels = [panel(h, "Original", "the frame"), panel(h, "Reconstruction", "the frame after encoding and decoding"), panel(h, "Error", "bright where they differ")];
   const screen = h("div", { class: "panels" }, panels.map(({ figure }) => figure));
-  const shade = h("select", { id: id("shade"), onchange: () => tokens() },
+  const shade = h("select", { id: id("shade"), onchange: () => { keep("shade", shade.value === "surprise" ? "" : shade.value); tokens(); } },
     [["surprise", "surprise"], ["probability", "probability"], ["code", "code"]].map(([value, text]) => h("option", { value }, text)));
   const grid = h("div", { class: "grid-tokens", role: "grid", "aria-label": "Tokens of the frame" });
   const chosenText = h("p", { class: "told-line", "aria-live": "polite" }, "");
-  const layer = h("select", { id: id("layer"), onchange: () => attention() });
-  const head = h("select", { id: id("head"), onchange: () => attention() });
+  const layer = h("select", { id: id("layer"), onchange: () => { keep("layer", layer.value); attention(); } });
+  const head = h("select", { id: id("head"), onchange: () => { keep("head", head.value); attention(); } });
   const back = h("div", { class: "back" });
   const codes = h("div", {});
   const codebookButton = h("button", { type: "button", onclick: () => codebook() }, "Count codes in the newest frames");
-  let [length, step, seen, weights, chosen, left, turn] = [0, 0, null, null, 0, false, 0];
+  let [length, step, seen, weights, chosen, left, turn] = [0, 0, null, null, Math.max(Number(params.get("token") ?? 1) - 1, 0) || 0, false, 0];
+  if (["probability", "code"].includes(params.get("shade"))) shade.value = params.get("shade");
+
+  function keep(key, value) {
+    value ? params.set(key, value) : params.delete(key);
+    setParams(params);
+  }
 
   async function openRun() {
     complain();
@@ -40,9 +49,11 @@ export async function show(root, context) {
       const label = (one) => `${one.source === "replay" ? `replay, from step ${one.id.slice(7)}` : `${one.source}, epoch ${one.epoch}`}, return ${number(one.total)}`;
       const wanted = params.get("episode");
       episodeChooser.replaceChildren(...episodes.map((one) => h("option", { value: one.id }, label(one))));
-      if (episodes.some((one) => one.id === wanted)) episodeChooser.value = wanted;
+      const known = episodes.map((one) => one.id);
+      if (known.includes(wanted)) episodeChooser.value = wanted;
+      else if (runChooser.value === params.get("run")) strangers(unknown(h, "episode", wanted, known));
       if (!episodes.length) return complain("This run has seen nothing yet: wait for its first epoch.");
-      await openEpisode(episodeChooser.value === wanted ? Number(params.get("step") ?? 0) : 0);
+      await openEpisode(wanted == null || episodeChooser.value === wanted ? Number(params.get("step") ?? 0) : 0);
     } catch (failure) {
       complain(failure.message);
     }
@@ -74,6 +85,7 @@ export async function show(root, context) {
       if (mine !== turn || left) return;
       const [object, at] = withObject(buffer);
       const size = object.size * object.size * 3;
+      chosen = Math.min(chosen, object.tokens.length - 1);
       seen = { ...object, frame: new Uint8Array(buffer, at, size), kept: new Uint8Array(buffer, at + size, size) };
       weights = null;
       complain();
@@ -103,7 +115,7 @@ export async function show(root, context) {
   }
 
   function resize() {
-    fitAll(panels, screen, innerWidth < 700 ? 2 : 3, 320);
+    fitAll(panels, screen, 3, 320);
   }
 
   /** From 0 to 1, or null. */
@@ -136,6 +148,7 @@ export async function show(root, context) {
 
   function choose(i) {
     chosen = i;
+    keep("token", i ? String(i + 1) : "");
     tokens();
     grid.querySelectorAll("[role=gridcell]")[i].focus();
     attention();
@@ -160,14 +173,10 @@ export async function show(root, context) {
   });
 
   function pickers() {
-    const options = (count, name, before) => {
-      const list = [h("option", { value: "" }, `mean of all ${name}s`), ...Array.from({ length: count }, (_, i) => h("option", { value: i }, `${name} ${i + 1}`))];
-      return [list, before];
-    };
     for (const [select, count, name] of [[layer, weights.layers, "layer"], [head, weights.heads, "head"]]) {
-      const before = select.value;
-      select.replaceChildren(...options(count, name)[0]);
-      select.value = before;
+      const numbers = Array.from({ length: count }, (_, i) => h("option", { value: i + 1 }, `${name} ${i + 1}`));
+      select.replaceChildren(h("option", { value: "" }, `mean of all ${name}s`), ...numbers);
+      select.value = params.get(name) ?? "";
       if (select.selectedIndex < 0) select.selectedIndex = 0;
     }
   }
@@ -181,7 +190,7 @@ export async function show(root, context) {
       return;
     }
     const { layers, heads, tokens: k, keys, steps, all } = weights;
-    const some = (select, count) => (select.value === "" ? [...Array(count).keys()] : [Number(select.value)]);
+    const some = (select, count) => (select.value === "" ? [...Array(count).keys()] : [Number(select.value) - 1]);
     const row = new Float64Array(keys);
     const [ls, hs] = [some(layer, layers), some(head, heads)];
     for (const l of ls) for (const one of hs) {
@@ -240,7 +249,7 @@ export async function show(root, context) {
 
   root.append(
     h("div", { class: "tools" }, field(h, "Run", runChooser), field(h, "Episode", episodeChooser), field(h, "Step", scrub, scrubOut)),
-    problem, screen,
+    stranger, problem, screen,
     h("h2", {}, "Tokens"),
     h("div", { class: "tools" }, field(h, "Colour by", shade)),
     grid, chosenText,
@@ -252,8 +261,10 @@ export async function show(root, context) {
     codebookButton, codes);
   document.addEventListener("keydown", keydown);
   addEventListener("resize", resize);
-  if (runs.some((run) => run.id === params.get("run"))) runChooser.value = params.get("run");
-  await openRun();
+  const known = runs.map((run) => run.id);
+  if (known.includes(params.get("run"))) runChooser.value = params.get("run");
+  strangers(unknown(h, "run", params.get("run"), known));
+  busy(root, openRun());
   return () => {
     left = true;
     document.removeEventListener("keydown", keydown);

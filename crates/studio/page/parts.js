@@ -13,6 +13,11 @@ export function panel(h, caption, meaning, name = "") {
   return { name, caption, meaning, canvas, note, figure };
 }
 
+/** Gives the keys back to the screen when a pointer lets go of a slider. */
+export function released(slider) {
+  slider.addEventListener("pointerup", () => slider.blur());
+}
+
 /** A place for what went wrong: `complain` shows it, or takes it away. */
 export function problems(h) {
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
@@ -21,4 +26,32 @@ export function problems(h) {
     problem.hidden = !text;
   };
   return { problem, complain };
+}
+
+/** Marks `root` as busy until what it shows has come. */
+export function busy(root, work) {
+  root.setAttribute("aria-busy", "true");
+  work.finally(() => root.removeAttribute("aria-busy"));
+}
+
+/** What is said to somebody whose address names something that is not there (any more), instead of which something else is shown. */
+export function unknown(h, what, name, known) {
+  const missing = name && !known.includes(name);
+  return missing ? h("p", { class: "problem", role: "alert" }, `There is no ${what} ${name}: it may have been deleted. What is shown is another one.`) : null;
+}
+
+const shown = new WeakMap();
+const controls = (place) => [...place.querySelectorAll("a[href], button, input, select, [tabindex]")];
+
+/** Has `place` show what `make` makes of `facts`, anew only where they have changed. The focus stays, and how far something is scrolled. */
+export function renew(place, facts, make) {
+  const key = JSON.stringify(facts);
+  if (shown.get(place) === key) return;
+  shown.set(place, key);
+  const focused = controls(place).indexOf(document.activeElement);
+  const regions = () => place.querySelectorAll("[role=region]");
+  const scrolled = [...regions()].map(({ scrollTop, scrollLeft }) => ({ top: scrollTop, left: scrollLeft, behavior: "instant" }));
+  place.replaceChildren(...[make()].flat());
+  regions().forEach((region, i) => region.scrollTo(scrolled[i] ?? {}));
+  if (focused >= 0) controls(place)[focused]?.focus({ preventScroll: true });
 }

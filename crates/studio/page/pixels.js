@@ -17,17 +17,20 @@ export function draw(canvas, height, width, bytes) {
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
-/** Shows a canvas as large as fits into `room` pixels, enlarged by a whole number. */
+/** Shows a canvas as large as fits into `room` pixels of the page, every pixel of the frame by a whole number of the screen's. */
 export function fit(canvas, room) {
-  const scale = Math.max(1, Math.floor(room / Math.max(canvas.width, 1)));
+  const fine = Math.max(devicePixelRatio, 1);
+  const scale = Math.max(1, Math.floor((room * fine) / Math.max(canvas.width, 1))) / fine;
   canvas.style.width = `${canvas.width * scale}px`;
   canvas.style.height = `${canvas.height * scale}px`;
 }
 
 /** Shows panels in so many columns of `screen`, none of them wider than `most` pixels. */
 export function fitAll(panels, screen, columns, most) {
-  // A panel has a border, and there is a gap between two.
-  const room = (screen.clientWidth + 16) / Math.max(columns, 1) - 32;
+  const gap = parseFloat(getComputedStyle(screen).columnGap) || 0;
+  const { paddingLeft, borderLeftWidth } = getComputedStyle(panels[0]?.canvas.parentElement ?? screen);
+  const border = 2 * (parseFloat(paddingLeft) + parseFloat(borderLeftWidth));
+  const room = (screen.clientWidth + gap) / Math.max(columns, 1) - gap - border;
   panels.forEach(({ canvas }) => fit(canvas, Math.min(room, innerHeight * 0.5, most)));
 }
 

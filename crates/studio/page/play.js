@@ -2,7 +2,8 @@
 
 import { bars } from "./bars.js";
 import { called } from "./keys.js";
-import { field } from "./parts.js";
+import { eventually, live } from "./live.js";
+import { field, released, unknown } from "./parts.js";
 import { copy } from "./pixels.js";
 import { stage } from "./stage.js";
 import { kind, record, save } from "./video.js";
@@ -40,10 +41,14 @@ export async function show(root, context) {
   const seed = h("input", { id: "play-seed", type: "number", min: 0, step: 1, value: params.get("seed") ?? "0", onchange: choose });
   const gameField = field(h, "Game", gameChooser);
   if (agents.some(({ id }) => id === params.get("run"))) chooser.value = params.get("run");
+  else if (params.get("run")) ["episode", "step"].forEach((key) => params.delete(key));
   if (params.get("run") === "") chooser.value = "";
   if (params.get("env")) gameChooser.value = params.get("env");
 
+  const stranger = h("div", {}, unknown(h, "run", params.get("run"), agents.map(({ id }) => id)));
+
   function choose() {
+    stranger.replaceChildren();
     params.delete("episode");
     params.delete("step");
     begin();
@@ -81,6 +86,7 @@ export async function show(root, context) {
       setParams(params);
       scene.tell();
     } });
+    released(input);
     return field(h, label, input, out);
   };
   const choice = (id, label, options, value, change) => {
@@ -148,6 +154,8 @@ export async function show(root, context) {
     facts.hidden = false;
     rules.textContent = session.rules;
     newest.textContent = session.epoch == null ? "" : `The agent after epoch ${session.epoch}.`;
+    newer.hidden = true;
+    follow(session);
     if (!session.real) scene.panels[2].note.textContent = "The game cannot be played again from here: the dream goes on alone.";
     for (const link of files.querySelectorAll("a")) link.href = `api/play/${session.id}/${link.dataset.file}`;
     clearThumbs(-1);
@@ -207,6 +215,7 @@ export async function show(root, context) {
 
   // ---- timeline ----
   const scrub = h("input", { id: "play-scrub", type: "range", min: 0, max: 0, value: 0, step: 1, oninput: () => look(Number(scrub.value)) });
+  released(scrub);
   const scrubOut = h("output", { for: "play-scrub" }, "");
   const strip = h("div", { class: "strip", role: "toolbar", "aria-label": "Earlier steps: branch from one" });
   strip.addEventListener("keydown", (event) => {
@@ -239,6 +248,7 @@ export async function show(root, context) {
     const element = h("button", { type: "button", class: "thumb", tabindex: thumbs.length ? -1 : 0, "aria-label": `Step ${now.step}`, onclick: chosen },
       canvas, h("span", {}, now.step));
     strip.append(element);
+    if (now.step === now.last) strip.scrollLeft = strip.scrollWidth;
     thumbs.push({ step: now.step, element });
     if (thumbs.length > MOST_THUMBS) {
       every *= 2;
@@ -310,9 +320,28 @@ export async function show(root, context) {
 
   const rules = h("p", { class: "lead" }, "");
   const newest = h("span", { class: "quiet" }, "");
+  const newer = h("button", { type: "button", hidden: true, onclick: begin });
+  let unfollow = () => {};
+
+  /** A run that trains has another agent after its next epoch. */
+  function follow({ epoch }) {
+    unfollow();
+    unfollow = () => {};
+    const id = chooser.value;
+    if (epoch == null || !id) return;
+    const look = eventually(async () => {
+      const run = (await get("api/runs").catch(() => [])).find((run) => run.id === id);
+      if (id !== chooser.value || !(run?.epoch > epoch)) return;
+      if (newer.hidden) say(`There is a newer agent, after epoch ${run.epoch}.`);
+      newer.textContent = `Play with the agent after epoch ${run.epoch}`;
+      newer.hidden = false;
+    });
+    unfollow = live([id], ({ runs }) => { if (runs.length) look(); });
+  }
   root.append(
     rules,
-    h("div", { class: "tools" }, field(h, "Agent", chooser), gameField, field(h, "Seed", seed), newest),
+    h("div", { class: "tools" }, field(h, "Agent", chooser), gameField, field(h, "Seed", seed), newest, newer),
+    stranger,
     scene.problem,
     scene.screen,
     slide,
@@ -326,7 +355,7 @@ export async function show(root, context) {
           slider("play-rate", "Steps per second", { min: 1, max: 60, step: 1 }, "rate", (value) => `${value}`),
           slider("play-horizon", "Show the dream reality after", { min: 0, max: 100, step: 1 }, "horizon", (value) => (value ? `${value} steps` : "never")),
           slider("play-temperature", "Temperature of the policy", { min: 0.1, max: 2, step: 0.1 }, "temperature", (value) => value.toFixed(1)),
-          choice("play-who", "Without a key held", [["policy", "the policy acts"], ["nobody", "nobody acts"]], settings.policy ? "policy" : "nobody", (value) => change("policy", value === "policy")),
+          choice("play-who", "Without a key held", [["policy", "the policy acts"], ["nobody", "nobody acts"]], settings.policy ? "policy" : "nobody", (value) => { value === "policy" ? params.delete("hand") : params.set("hand", "1"); setParams(params); change("policy", value === "policy"); }),
           choice("play-eyes", "The policy looks at", [["game", "the game"], ["dream", "the dream"]], settings.eyes, (value) => { params.set("eyes", value); setParams(params); change("eyes", value); }),
           h("label", { class: "check" }, calm, "Calm: at most three pictures per second")),
         h("h3", {}, "Record the steps so far"), h("div", { class: "controls" }, files, videoButton),
@@ -334,6 +363,7 @@ export async function show(root, context) {
   controls();
   if (agents.length || games.length) begin();
   return () => {
+    unfollow();
     scene.leave();
     video?.stop().catch(() => {});
   };

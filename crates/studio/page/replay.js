@@ -1,6 +1,6 @@
 // Replay: everything that a run has seen, step by step, with the dream of the same stretch beside it.
 
-import { field, panel, problems } from "./parts.js";
+import { busy, field, panel, problems, released, unknown } from "./parts.js";
 import { bytes, difference, draw, fitAll } from "./pixels.js";
 import { counted, number } from "./words.js";
 
@@ -8,6 +8,8 @@ export const title = "Replay";
 
 /** Frames that are asked for together. */
 const CHUNK = 32;
+/** Half of a slider's thumb: its middle is never nearer to an end. */
+const THUMB = 8;
 /** Steps of a dream. */
 const DREAMT = 32;
 /** Steps whose surprise is asked for together, and at most. */
@@ -23,13 +25,21 @@ export async function show(root, context) {
     return () => {};
   }
   const id = (name) => `replay-${name}`;
-  const runChooser = h("select", { id: id("run"), onchange: () => openRun() }, runs.map((run) => h("option", { value: run.id }, run.name)));
+  const runChooser = h("select", { id: id("run"), onchange: () => { strangers(); openRun(); } }, runs.map((run) => h("option", { value: run.id }, run.name)));
   const episodeChooser = h("select", { id: id("episode"), onchange: () => openEpisode(0) });
-  const sort = h("select", { id: id("sort"), onchange: () => listEpisodes() },
+  const sort = h("select", { id: id("sort"), onchange: () => {
+    sort.value === "newest" ? params.delete("order") : params.set("order", sort.value);
+    setParams(params);
+    listEpisodes();
+  } },
     [["newest", "newest first"], ["best", "best first"], ["worst", "worst first"], ["longest", "longest first"]].map(([value, text]) => h("option", { value }, text)));
+  if (["best", "worst", "longest"].includes(params.get("order"))) sort.value = params.get("order");
   const { problem, complain } = problems(h);
+  const stranger = h("div", {});
+  const strangers = (...notes) => stranger.replaceChildren(...notes.filter(Boolean));
   const [real, dreamed, error] = [panel(h, "Recorded", "what happened"), panel(h, "Dream", "the same actions in the world model"), panel(h, "Difference", "bright where they differ")];
   const scrub = h("input", { id: id("step"), type: "range", min: 0, max: 0, step: 1, value: 0, oninput: () => go(Number(scrub.value)) });
+  released(scrub);
   const scrubOut = h("output", { for: id("step") }, "");
   const marks = h("canvas", { class: "marks", role: "img", "aria-label": "Rewards, ends and surprise along the episode", height: 40 });
   const legend = h("p", { class: "quiet" }, "");
@@ -58,7 +68,7 @@ export async function show(root, context) {
       episodes = [];
       complain(failure.message);
     }
-    listEpisodes();
+    await listEpisodes();
   }
 
   function listEpisodes() {
@@ -70,8 +80,10 @@ export async function show(root, context) {
       return own.length ? h("optgroup", { label: text }, own.map((one) => h("option", { value: one.id }, label(one)))) : null;
     });
     episodeChooser.replaceChildren(...groups.filter(Boolean));
-    if (episodes.some((one) => one.id === wanted)) episodeChooser.value = wanted;
-    if (episodes.length) openEpisode(episodeChooser.value === params.get("episode") ? Number(params.get("step") ?? 0) : 0);
+    const known = episodes.map((one) => one.id);
+    if (known.includes(wanted)) episodeChooser.value = wanted;
+    else if (runChooser.value === params.get("run") && known.length) strangers(unknown(h, "episode", wanted, known));
+    if (episodes.length) return openEpisode([null, episodeChooser.value].includes(params.get("episode")) ? Number(params.get("step") ?? 0) : 0);
     else complain(problem.textContent || "This run has seen nothing yet: wait for its first epoch.");
   }
 
@@ -153,7 +165,7 @@ export async function show(root, context) {
       error.note.textContent = `mean ${(100 * mean).toFixed(1)}%`;
       dreamed.note.textContent = `${step - dreamt.from} steps from reality`;
     }
-    fitAll([real, dreamed, error], screen, other ? (innerWidth < 700 ? 2 : 3) : 1, 448);
+    fitAll([real, dreamed, error], screen, other ? 3 : 1, 448);
     scrubOut.textContent = `${step} of ${rewards.length - 1}`;
     const to = rewards.slice(0, step + 1).reduce((sum, one) => sum + one, 0);
     const total = rewards.reduce((sum, one) => sum + one, 0);
@@ -173,7 +185,8 @@ export async function show(root, context) {
     const width = Math.max(100, Math.round(marks.clientWidth || scrub.clientWidth));
     marks.width = width;
     const pen = marks.getContext("2d");
-    const x = (at) => ((at + 0.5) / rewards.length) * width;
+    // Under the middle of the thumb at that step.
+    const x = (at) => THUMB + (at / Math.max(rewards.length - 1, 1)) * (width - 2 * THUMB);
     const known = surprise.filter((one) => one != null);
     const most = Math.max(...known, 1e-6);
     pen.fillStyle = colour("--series-3");
@@ -194,7 +207,7 @@ export async function show(root, context) {
       pen.fillRect(x(dreamt.from), 12, x(dreamt.from + dreamt.frames.length - 1) - x(dreamt.from) + 1, 3);
     }
     pen.fillStyle = colour("--bad");
-    if (episode.terminated || episode.truncated) pen.fillRect(width - 3, 0, 3, 40);
+    if (episode.terminated || episode.truncated) pen.fillRect(x(rewards.length - 1) + 2, 0, 3, 40);
     pen.fillStyle = colour("--text");
     pen.fillRect(x(step) - 1, 0, 2, 40);
     const rewarded = rewards.filter((one) => one > 0).length;
@@ -277,18 +290,22 @@ export async function show(root, context) {
 
   root.append(
     h("div", { class: "tools" }, field(h, "Run", runChooser), field(h, "Episode", episodeChooser), field(h, "Order", sort)),
+    stranger,
     problem,
     screen,
     told,
-    h("div", { class: "timeline" }, field(h, "Step", scrub, scrubOut), marks, legend),
+    h("div", { class: "timeline" },
+      h("div", { class: "field" }, h("span", { class: "labels" }, h("label", { for: scrub.id }, "Step"), scrubOut), h("div", { class: "track" }, scrub, marks)), legend),
     h("div", { class: "controls" }, play, dreamButton, surpriseButton, from, lookAt),
     jumps,
     h("p", { class: "quiet" }, h("kbd", {}, "←"), " ", h("kbd", {}, "→"), " one step, ", h("kbd", {}, "PgUp"), " ", h("kbd", {}, "PgDn"), " ten, ", h("kbd", {}, "↑"), " ", h("kbd", {}, "↓"), " another episode, ", h("kbd", {}, "."), " play or pause."));
   dreamed.figure.hidden = error.figure.hidden = true;
   document.addEventListener("keydown", keydown);
   addEventListener("resize", paint);
-  if (runs.some((run) => run.id === params.get("run"))) runChooser.value = params.get("run");
-  await openRun();
+  const known = runs.map((run) => run.id);
+  if (known.includes(params.get("run"))) runChooser.value = params.get("run");
+  strangers(unknown(h, "run", params.get("run"), known));
+  busy(root, openRun());
   return () => {
     left = true;
     pauseNow();

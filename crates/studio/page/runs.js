@@ -21,11 +21,11 @@ const COLUMNS = [
 const GROUPS = [["", "nothing"], ["game", "game"], ["state", "state"], ["settings", "all settings but the seed"]];
 
 /** What can be done with a run: screen, what it is called there, and whether an agent without a run can do it, too. */
-const ACTS = [["curves", "Curves", "runs", false], ["play", "Play", "run", true], ["look", "Look", "run", true], ["replay", "Replay", "run", false]];
+const ACTS = [["curves", "Curves", "runs", false], ["play", "Play", "run", true], ["look", "Look", "run", false], ["replay", "Replay", "run", false]];
 
 export async function show(root, { params, setParams, say, get, h, screens }) {
   let runs = await get("api/runs");
-  const picked = new Set();
+  const picked = new Set((params.get("pick") ?? "").split(",").filter(Boolean));
   const rows = new Map();
 
   const set = (key, value) => {
@@ -152,7 +152,12 @@ export async function show(root, { params, setParams, say, get, h, screens }) {
     const cell = (label, extra = "") => h("td", { "data-label": label, class: extra });
     const box = h("input", {
       type: "checkbox", "aria-label": `Choose ${run.name}`,
-      onchange: () => { box.checked ? picked.add(run.id) : picked.delete(run.id); choose(); },
+      onchange: () => {
+        box.checked ? picked.add(run.id) : picked.delete(run.id);
+        picked.size ? params.set("pick", [...picked].join(",")) : params.delete("pick");
+        setParams(params);
+        choose();
+      },
     });
     const [state, game, seed, epoch, score, left, updated] =
       ["State", "Game", "Seed", "Epoch", "Score", "Time left", "Updated"].map((label) => cell(label));

@@ -96,9 +96,7 @@ export function stage({ h, say }, settings, on) {
 
   function resize() {
     const shown = panels.filter(({ figure }) => !figure.hidden);
-    const narrow = innerWidth < 700;
-    const columns = narrow ? Math.min(shown.length, 2) : shown.length;
-    fitAll(shown, screen, columns, 448);
+    fitAll(shown, screen, shown.length, 448);
   }
 
   /** Says what a canvas shows; only when things stand still. */

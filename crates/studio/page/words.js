@@ -42,3 +42,6 @@ export function ago(moment) {
 }
 
 export const counted = (count, thing) => `${count} ${thing}${count === 1 ? "" : "s"}`;
+
+/** A name that may be broken after its underscores, slashes and dots. */
+export const breakable = (name) => name.split(/(?<=[_/.])/).flatMap((part) => [part, document.createElement("wbr")]);

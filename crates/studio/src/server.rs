@@ -21,7 +21,7 @@ use crate::guard::{self, Token};
 use crate::index::Index;
 use crate::metrics::Metrics;
 use crate::summary::Summaries;
-use crate::{Studio, StudioError, about, compare, curves, files, look, play, replay, runs, taught};
+use crate::{Studio, StudioError, about, compare, curves, files, look, play, replay, runs};
 
 /// Where it listens unless told otherwise.
 const LOOPBACK: &str = "127.0.0.1";
@@ -62,14 +62,25 @@ pub struct Server {
 }
 
 impl Server {
-    /// A studio over `root`: a run, or a folder that holds runs and agents.
+    /// A studio over `root`: a run, or a folder that holds runs and agents. It has the device for itself.
     pub fn new(port: Port, root: PathBuf, device: Device) -> Result<Server, StudioError> {
+        let compute = Compute::new(device.clone(), false);
+        Server::over(port, root, device, compute)
+    }
+
+    /// A studio over a run that is being trained on `device`, which it leaves to the run.
+    pub fn beside(port: Port, run: PathBuf, device: Device) -> Result<Server, StudioError> {
+        let compute = Compute::new(device.clone(), true);
+        Server::over(port, run, device, compute)
+    }
+
+    fn over(port: Port, root: PathBuf, device: Device, compute: Compute) -> Result<Server, StudioError> {
         if !root.is_dir() {
             return Err(StudioError::NoFolder { root });
         }
         let Port { listener, address, host } = port;
         let studio = Studio {
-            compute: Compute::new(device.clone()),
+            compute,
             replays: Replays::default(),
             device,
             index: Index::new(root.clone()),
@@ -144,7 +155,6 @@ fn router(studio: Arc<Studio>) -> Router {
         .merge(play::routes())
         .merge(replay::routes())
         .merge(look::routes())
-        .merge(taught::routes())
         .merge(curves::routes())
         .merge(compare::routes())
         .merge(about::routes())

@@ -2,26 +2,17 @@
 //! run.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use agent::PlayedGame;
 use agent::train::Run;
-use axum::extract::State;
-use axum::routing::get;
-use axum::{Json, Router};
 use envs::Game;
 use serde_json::{Value, json};
 
-use crate::Studio;
-use crate::problem::{Problem, blocking};
+use crate::problem::Problem;
 
 const FOLDER: &str = "taught";
 /// Frame sizes that a tokenizer can have; the largest keeps a mistyped one from filling the disk.
 const SIZES: std::ops::RangeInclusive<usize> = 8..=256;
-
-pub fn routes() -> Router<Arc<Studio>> {
-    Router::new().route("/api/taught", get(list))
-}
 
 /// The folder of all games. Nothing is written into a run.
 fn place(root: &Path) -> PathBuf {
@@ -63,22 +54,4 @@ pub fn save(root: &Path, game: &Game, games: &[PlayedGame], size: usize) -> Resu
         "steps": steps,
         "command": format!("iris train --env {} --replay {folder}", game.name),
     }))
-}
-
-/// What there is, game by game.
-async fn list(State(studio): State<Arc<Studio>>) -> Result<Json<Value>, Problem> {
-    blocking(move || {
-        let mut found = Vec::new();
-        for game in envs::all_games() {
-            let folder = place(&studio.root).join(&game.name);
-            let Ok(entries) = std::fs::read_dir(&folder) else { continue };
-            let files =
-                entries.flatten().filter(|entry| entry.path().extension().is_some_and(|e| e == "npz"));
-            found.push(
-                json!({ "game": game.name, "folder": folder.display().to_string(), "files": files.count() }),
-            );
-        }
-        Ok(Json(Value::Array(found)))
-    })
-    .await
 }

@@ -78,9 +78,7 @@ fn screens(studio: &Studio, browser: &Browser) -> Vec<(String, String)> {
 fn show(browser: &Browser, path: &str) {
     browser.run_with("location.hash = '#/about'; return new Promise(requestAnimationFrame)", json!([]));
     browser.run_with("location.hash = arguments[0]", json!([path]));
-    browser.wait(
-        "document.querySelector('#screen').children.length && !document.querySelector('[aria-busy=true]')",
-    );
+    browser.wait("document.querySelector('#screen > * > *') && !document.querySelector('[aria-busy=true]')");
 }
 
 /// Tab leads to every control of every screen and shows where it is.

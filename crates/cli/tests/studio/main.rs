@@ -15,5 +15,6 @@ mod recorded;
 mod requests;
 mod screens;
 mod server;
+mod training;
 mod webdriver;
 mod websocket;

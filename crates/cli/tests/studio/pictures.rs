@@ -4,15 +4,17 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use crate::player::id;
 use crate::playing::STEP;
 use crate::server::Studio;
 use crate::webdriver::{Browser, key};
 
 /// Of a picture.
 const MOST_BYTES: usize = 150_000;
+/// Pixels of the longest page, and of a phone's, where the rest is a list of settings.
+const MOST_HEIGHT: u64 = 2400;
+const PHONE_HEIGHT: u64 = 1150;
 
-/// Needs a folder with the trained run `catch` and perhaps others, so it runs only when asked for.
+/// Needs a folder with the trained run `catch` and runs of several seeds in `seeds`, so it runs only when asked for.
 #[test]
 #[ignore = "needs trained runs"]
 fn screenshots() {
@@ -20,13 +22,16 @@ fn screenshots() {
         |name: &str| PathBuf::from(std::env::var_os(name).unwrap_or_else(|| panic!("{name} is not set")));
     let (runs, out) = (folder("IRIS_STUDIO_RUNS"), folder("IRIS_STUDIO_IMAGES"));
     let Some(browser) = Browser::start() else { panic!("there is no browser") };
-    let studio = Studio::start(&runs);
-    let run = id(&studio, "catch");
-    browser.open(&studio.url);
-    // Those that have something to show.
-    let listed = studio.get("/api/runs").json();
-    let trained = listed.as_array().unwrap().iter().filter(|run| run["epoch"].as_u64() >= Some(5));
-    let trained = trained.map(|run| run["id"].as_str().unwrap()).collect::<Vec<_>>().join(",");
+    let (alone, several) = (Studio::start(&runs.join("catch")), Studio::start(&runs.join("seeds")));
+    for studio in [&alone, &several] {
+        browser.open(&studio.url);
+    }
+    let ids = |studio: &Studio| {
+        let listed = studio.get("/api/runs").json();
+        let ids = listed.as_array().unwrap().iter().map(|run| run["id"].as_str().unwrap().to_string());
+        ids.collect::<Vec<_>>().join(",")
+    };
+    let (run, trained) = (ids(&alone), ids(&several));
     let press = |text: &str| {
         let script = "[...document.querySelectorAll('#screen button')].find((button) => button.textContent.startsWith(arguments[0])).click()";
         browser.run_with(script, json!([text]));
@@ -60,30 +65,52 @@ fn screenshots() {
         browser.press(&[key::UP; 3]);
         browser.wait("document.querySelector('.told-line')?.textContent.includes('step 3')");
     };
-    let episode = studio.get(&format!("/api/replay/{run}")).json()[0]["id"].as_str().unwrap().to_string();
+    let episode = alone.get(&format!("/api/replay/{run}")).json()[0]["id"].as_str().unwrap().to_string();
     let recorded = format!("run={run}&episode={episode}&step=12");
-    let pages: [(&str, String, &str, &dyn Fn()); 9] = [
+    let about = || drop(browser.wait("document.querySelector('.facts')"));
+    let pages: [(&str, String, &str, &dyn Fn()); 10] = [
         ("runs", "#/runs?sort=name".into(), "light", &|| {
             drop(browser.wait("document.querySelectorAll('.runs tbody tr').length"))
         }),
-        ("curves", format!("#/curves?runs={trained}"), "light", &charts),
+        (
+            "curves",
+            format!("#/curves?runs={trained}&metrics=evaluation,reward_per_step,world_model"),
+            "light",
+            &charts,
+        ),
         ("dark", format!("#/curves?runs={trained}&metrics=world_model"), "dark", &charts),
         ("compare", format!("#/compare?runs={trained}"), "light", &charts),
-        ("look", format!("#/look?{recorded}"), "light", &look),
+        ("look", format!("#/look?run={run}&episode={episode}&step=7"), "light", &look),
         ("play", format!("#/play?run={run}&rate=20"), "light", &play),
         ("replay", format!("#/replay?{recorded}"), "light", &replay),
         ("teach", "#/teach?env=arcade%2Fpong".into(), "light", &teach),
+        ("about", "#/about".into(), "light", &about),
         ("phone", format!("#/play?run={run}&rate=20"), "light", &play),
     ];
     for (name, hash, scheme, prepare) in pages {
         let phone = name == "phone";
-        // What these show is long.
-        let height = if ["look", "play", "replay"].contains(&name) { 1100 } else { 800 };
+        let width = if phone { 390 } else { 1280 };
         browser.prefer(scheme, "no-preference");
-        browser.resize(if phone { 390 } else { 1280 }, if phone { 844 } else { height }, phone);
+        browser.resize(width, 800, phone);
+        let one = ["look", "play", "replay", "teach", "phone"].contains(&name);
+        let studio = if one { &alone } else { &several };
         browser.open(&format!("http://{}/", studio.host()));
         browser.run_with("location.hash = arguments[0]", json!([hash]));
         prepare();
+        // The whole page; what is larger with more room may need a second look.
+        for _ in 0..2 {
+            let height = browser.run("return document.documentElement.scrollHeight").as_u64().unwrap();
+            browser.resize(
+                width,
+                height.clamp(800, if phone { PHONE_HEIGHT } else { MOST_HEIGHT }) as u32,
+                phone,
+            );
+            browser.run(
+                "return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))",
+            );
+        }
+        let drawn = "[...document.querySelectorAll('.chart:not([hidden]) .plot')].every((plot) => plot.querySelector('canvas'))";
+        browser.wait(drawn);
         browser.run("scrollTo(0, 0); return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))");
         save(&out.join(format!("studio-{name}.png")), &browser.screenshot());
     }

@@ -8,12 +8,16 @@ use serde_json::json;
 use crate::common::Scratch;
 use crate::http::PATIENCE;
 use crate::play::{ACTIONS, hundred};
-use crate::player::{arrays, dreamt, id};
+use crate::player::{SIZE, arrays, dreamt, id};
 use crate::server::{Studio, runs};
 use crate::webdriver::{Browser, decode_base64, key};
 
 /// The keys of left, stay and right.
 const KEYS: [char; 3] = [key::LEFT, '2', key::RIGHT];
+
+/// From frame to frame of a recording, and to the first.
+const CELL: usize = 102;
+const BORDER: usize = 3;
 
 /// The number of the step that is shown.
 pub const STEP: &str = "Number(document.querySelector('.told dd')?.textContent)";
@@ -160,14 +164,63 @@ fn recordings_are_saved() {
     browser.click("a[data-file='recording.npz']");
     let file = downloaded(&browser, &scratch.0, &["npz"]);
     assert!(arrays(&std::fs::read(file).unwrap())["dream.npy"] == frames);
-    for (file, ending, magic) in
-        [("recording.gif", "gif", &b"GIF89a"[..]), ("recording.png", "png", b"\x89PNG")]
-    {
-        browser.click(&format!("a[data-file='{file}']"));
-        let file = downloaded(&browser, &scratch.0, &[ending]);
-        assert!(std::fs::read(file).unwrap().starts_with(magic));
+    let file = |ending: &str| {
+        browser.click(&format!("a[data-file='recording.{ending}']"));
+        std::fs::read(downloaded(&browser, &scratch.0, &[ending])).unwrap()
+    };
+    let sides: Vec<&[u8]> = frames.chunks(SIZE * SIZE * 3).collect();
+    // A picture per step, the dream in the last of three columns.
+    let animation = file("gif");
+    let mut options = gif::DecodeOptions::new();
+    options.set_color_output(gif::ColorOutput::RGBA);
+    let mut reader = options.read_info(&animation[..]).unwrap();
+    let (width, height) = (usize::from(reader.width()), usize::from(reader.height()));
+    let mut screen = vec![0; width * height * 4];
+    let mut shown = 0;
+    while let Some(part) = reader.read_next_frame().unwrap() {
+        let (left, top) = (usize::from(part.left), usize::from(part.top));
+        for (y, row) in part.buffer.chunks(usize::from(part.width) * 4).enumerate() {
+            for (x, pixel) in row.as_chunks::<4>().0.iter().enumerate().filter(|(_, pixel)| pixel[3] > 0) {
+                screen[((top + y) * width + left + x) * 4..][..4].copy_from_slice(pixel);
+            }
+        }
+        shown += 1;
+    }
+    assert_eq!(shown, sides.len());
+    // 256 colours are fewer than three noisy frames have.
+    let difference = off(&screen, width, 2 * CELL + BORDER, sides[20]);
+    assert!(difference < 10.0, "the last dream is {difference} off");
+    // The same frames beside each other.
+    let strip = file("png");
+    let mut reader = png::Decoder::new(std::io::Cursor::new(&strip)).read_info().unwrap();
+    let mut bytes = vec![0; reader.output_buffer_size().unwrap()];
+    let info = reader.next_frame(&mut bytes).unwrap();
+    assert_eq!(info.color_type, png::ColorType::Rgb);
+    let pixels: Vec<u8> = bytes.as_chunks::<3>().0.iter().flat_map(|[r, g, b]| [*r, *g, *b, 255]).collect();
+    for (step, frame) in sides.iter().enumerate() {
+        let difference = off(&pixels, info.width as usize, step * CELL + BORDER, frame);
+        assert_eq!(difference, 0.0, "the dream of step {step}");
     }
     assert_eq!(browser.console(), [""; 0]);
+}
+
+/// How far the frame that stands at `left` in a picture of RGBA bytes is from the one that should, wherever it is from top to bottom: the mean
+/// difference of a byte. Recordings draw every pixel three times as large, and captions and borders around the frames.
+fn off(picture: &[u8], width: usize, left: usize, frame: &[u8]) -> f64 {
+    const SCALE: usize = 96 / SIZE;
+    let height = picture.len() / 4 / width;
+    let pixel = |top: usize, i: usize| {
+        let (x, y) = (left + i % SIZE * SCALE + 1, top + i / SIZE * SCALE + 1);
+        &picture[(y * width + x) * 4..][..3]
+    };
+    let mean = |top: usize| {
+        let difference = |i: usize| -> u32 {
+            let pairs = pixel(top, i).iter().zip(&frame[i * 3..]);
+            pairs.map(|(one, other)| u32::from(one.abs_diff(*other))).sum()
+        };
+        f64::from((0..SIZE * SIZE).map(difference).sum::<u32>()) / frame.len() as f64
+    };
+    (0..=height - SIZE * SCALE).map(mean).fold(f64::INFINITY, f64::min)
 }
 
 /// The plain game without an agent, with buttons for fingers.

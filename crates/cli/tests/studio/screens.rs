@@ -71,9 +71,11 @@ fn runs_are_sorted_filtered_and_grouped() {
     for name in ["one", "two"] {
         browser.click(&format!("input[aria-label='Choose {name}']"));
     }
-    browser.wait(
-        "[...document.querySelectorAll('.tools a')].some((link) => link.textContent === 'Compare of 2')",
-    );
+    let two =
+        "[...document.querySelectorAll('.tools a')].some((link) => link.textContent === 'Compare of 2')";
+    browser.wait(two);
+    browser.run("location.reload()");
+    browser.wait(two);
     browser.click(".tools a[href^='#/compare']");
     browser.wait("document.querySelector('h1').textContent === 'Compare'");
     quiet(&browser);
@@ -103,6 +105,38 @@ fn comparisons_show_what_differs() {
     browser.wait("document.querySelector('.plot canvas')");
     browser.click("#screen .check input");
     browser.wait("document.querySelectorAll('table.settings tbody tr').length > 30");
+    // On a phone words stay whole, and the navigation shows where one is.
+    browser.resize(390, 844, true);
+    browser.run("location.hash = '#/about'");
+    browser.wait("document.querySelector('.facts')");
+    browser.run_with("location.hash = arguments[0]", json!([format!("#/compare?runs={ids}")]));
+    browser.wait("document.querySelectorAll('table.settings tbody tr').length");
+    let lines = "[...document.querySelectorAll('.scores th, .settings td')].map((cell) => cell.getBoundingClientRect().height)";
+    let highest = browser.run(&format!("return Math.max(...{lines})")).as_f64().unwrap();
+    assert!(highest < 150.0, "{highest}");
+    let seen = "const [tab, nav] = ['nav [aria-current]', 'nav'].map((what) => document.querySelector(what).getBoundingClientRect()); return tab.left >= nav.left && tab.right <= nav.right";
+    assert_eq!(browser.run(seen), true);
+    quiet(&browser);
+}
+
+/// Somebody goes on while a screen still waits for the server: what it makes of the answer is nowhere to be seen.
+#[test]
+fn a_screen_that_is_left_while_it_loads_stays_away() {
+    let Some((_studio, browser)) = open() else { return };
+    browser.wait("document.querySelectorAll('.runs tbody tr').length === 4");
+    browser.run(
+        "const { fetch } = window;
+         window.fetch = (path) => path !== 'api/games' ? fetch(path) : new Promise((give) => {
+           window.answer = () => fetch(path).then((answer) => { give(answer); return new Promise((seen) => setTimeout(seen, 100)); });
+         });
+         location.hash = '#/teach';",
+    );
+    browser.wait("window.answer");
+    browser.run("location.hash = '#/about'");
+    browser.wait("document.querySelector('.facts')");
+    browser.run("return window.answer()");
+    let left = "[document.querySelectorAll('#screen > *').length, document.querySelectorAll('#teach-game').length, location.hash]";
+    assert_eq!(browser.run(&format!("return {left}")), json!([1, 0, "#/about"]));
     quiet(&browser);
 }
 
@@ -174,11 +208,16 @@ fn curves_grow_while_a_run_trains() {
     let metric = "collection%2Fsteps";
     let hash = format!("#/curves?metrics={metric}&table={metric}");
     browser.run_with("location.hash = arguments[0]", json!([hash]));
-    // Without a touch of the page.
     let points = "document.querySelectorAll('.chart:not([hidden]) .numbers tbody tr').length";
-    for seen in [1, 3, 5] {
-        browser.wait(&format!("{points} >= {seen}"));
-    }
+    browser.wait(&format!("{points} >= 4 && document.querySelector('.chart:not([hidden]) .u-over')"));
+    browser.drag(".chart:not([hidden]) .u-over", 0.2, 0.8);
+    let zoom = browser.wait("new URLSearchParams(location.hash.split('?')[1]).get('zoom')");
+    browser.run("document.querySelector('.chart:not([hidden]) button').focus(); window.focused = document.activeElement");
+    // Without a touch of the page; focus and what is enlarged stay.
+    let seen = browser.wait(points).as_u64().unwrap();
+    browser.wait(&format!("{points} >= {}", seen + 2));
+    assert_eq!(browser.run("return new URLSearchParams(location.hash.split('?')[1]).get('zoom')"), zoom);
+    assert_eq!(browser.run("return document.activeElement === window.focused"), true);
     // The studio ends, the run does not notice.
     drop(studio);
     let epochs = || std::fs::read_to_string(scratch.0.join("live/metrics.jsonl")).unwrap().lines().count();

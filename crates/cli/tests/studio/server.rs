@@ -28,9 +28,36 @@ impl Studio {
         std::thread::spawn(move || said.for_each(drop));
         let errors = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
         std::thread::spawn(move || errors.for_each(|line| println!("studio: {line}")));
+        Studio::at(child, url)
+    }
+
+    /// `iris train --studio`, which says on stderr where it is; the rest of that goes to `said`.
+    pub fn train(run: &Path, arguments: &[&str], said: std::sync::mpsc::Sender<String>) -> Studio {
+        let mut command = iris();
+        command.args(["train", "--studio"]).args(common::SMALL).args(arguments).arg("--out").arg(run);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let url = lines.find_map(|line| Some(line.split_once("watch it in a browser: ")?.1.to_string()));
+        std::thread::spawn(move || lines.for_each(|line| drop(said.send(line))));
+        Studio::at(child, url.unwrap())
+    }
+
+    fn at(child: Child, url: String) -> Studio {
         let (address, token) = url.split_once("/?token=").unwrap();
         let (port, token) = (address.rsplit_once(':').unwrap().1.parse().unwrap(), token.to_string());
         Studio { child, url, port, token }
+    }
+
+    /// Sends a signal, as Ctrl-C does.
+    pub fn signal(&self, name: &str) {
+        let sent =
+            std::process::Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
+        assert!(sent.unwrap().success());
+    }
+
+    /// Waits until the process ends by itself, and returns its status.
+    pub fn status(&mut self) -> std::process::ExitStatus {
+        self.child.wait().unwrap()
     }
 
     pub fn host(&self) -> String {

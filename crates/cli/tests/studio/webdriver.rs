@@ -224,6 +224,26 @@ impl Browser {
         );
     }
 
+    /// Drags the mouse across an element, from one share of its width to another.
+    pub fn drag(&self, selector: &str, from: f64, to: f64) {
+        let element = self.find(selector);
+        let width = self.run_with(
+            "const element = document.querySelector(arguments[0]);
+             element.scrollIntoView({ block: 'center' });
+             return element.clientWidth;",
+            json!([selector]),
+        );
+        let to_share = |share: f64| {
+            let x = ((share - 0.5) * width.as_f64().unwrap()) as i64;
+            json!({ "type": "pointerMove", "origin": { ELEMENT: element }, "x": x, "y": 0, "duration": 50 })
+        };
+        let actions = json!([to_share(from), { "type": "pointerDown", "button": 0 }, to_share(to), { "type": "pointerUp", "button": 0 }]);
+        self.post(
+            "/actions",
+            json!({ "actions": [{ "type": "pointer", "id": "mouse", "actions": actions }] }),
+        );
+    }
+
     /// A command of the DevTools protocol.
     fn devtools(&self, command: &str, parameters: Value) -> Value {
         self.post("/goog/cdp/execute", json!({ "cmd": command, "params": parameters }))

@@ -6,16 +6,15 @@ mod agents;
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::OnceLock;
 
 use axum::http::StatusCode;
 use engine::Device;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OnceCell, mpsc, oneshot};
 
 pub use agents::{Loaded, Source};
 
 use crate::play::Session;
-use crate::problem::Problem;
+use crate::problem::{Problem, blocking};
 
 /// Requests that may wait; whoever has one more waits before the queue.
 const QUEUE: usize = 64;
@@ -27,7 +26,9 @@ type Job = Box<dyn FnOnce(&mut Worker) + Send>;
 /// The way to the thread, which starts with the first request.
 pub struct Compute {
     device: Device,
-    jobs: OnceLock<mpsc::Sender<Job>>,
+    /// Whether others compute on the device: then the thread opens one of its own.
+    shared: bool,
+    jobs: OnceCell<mpsc::Sender<Job>>,
 }
 
 /// What the thread owns.
@@ -39,8 +40,8 @@ pub struct Worker {
 }
 
 impl Compute {
-    pub fn new(device: Device) -> Compute {
-        Compute { device, jobs: OnceLock::new() }
+    pub fn new(device: Device, shared: bool) -> Compute {
+        Compute { device, shared, jobs: OnceCell::new() }
     }
 
     /// Has `work` done when its turn comes.
@@ -54,20 +55,21 @@ impl Compute {
             // Somebody who has left needs no answer.
             let _ = answer.send(work(worker));
         });
-        self.jobs()?.send(job).await.map_err(|_| failed())?;
+        self.jobs().await?.send(job).await.map_err(|_| failed())?;
         answered.await.unwrap_or_else(|_| Err(failed()))
     }
 
-    fn jobs(&self) -> Result<&mpsc::Sender<Job>, Problem> {
-        if let Some(jobs) = self.jobs.get() {
-            return Ok(jobs);
-        }
-        let (jobs, waiting) = mpsc::channel(QUEUE);
-        let device = self.device.clone();
-        let thread = std::thread::Builder::new().name("studio-compute".into());
-        thread.spawn(move || work(device, waiting)).map_err(Problem::internal)?;
-        // Of two threads that were started at once, one ends with its queue.
-        Ok(self.jobs.get_or_init(|| jobs))
+    async fn jobs(&self) -> Result<&mpsc::Sender<Job>, Problem> {
+        let start = || async {
+            let (shared, device) = (self.shared, self.device.clone());
+            let open = move || if shared { device.beside() } else { Ok(device) };
+            let device = blocking(move || open().map_err(Problem::internal)).await?;
+            let (jobs, waiting) = mpsc::channel(QUEUE);
+            let thread = std::thread::Builder::new().name("studio-compute".into());
+            thread.spawn(move || work(device, waiting)).map_err(Problem::internal)?;
+            Ok(jobs)
+        };
+        self.jobs.get_or_try_init(start).await
     }
 }
 
