@@ -305,7 +305,7 @@ fn fake(scratch: &Scratch, name: &str, script: &str) -> PathBuf {
     folder
 }
 
-/// The runs of the test compute on the CPU: only the daemon is looked at.
+/// No GPU is there, whatever the test says: the daemon is looked at, and that no run falls back to the CPU.
 #[cfg(target_os = "linux")]
 #[test]
 fn several_runs_on_one_gpu_have_a_daemon() {
@@ -343,7 +343,10 @@ fn several_runs_on_one_gpu_have_a_daemon() {
     let left = scratch.0.join(format!("iris-mps-{}-4999999-0", host.trim()));
     std::fs::create_dir(&left).unwrap();
     let output = said(&["--jobs", "2", "--gpus", "1"], &path);
-    assert!(output.status.success(), "{}", stderr(&output));
+    let text = stderr(&output);
+    assert!(output.status.code() == Some(1) && text.contains("2 of 2 runs failed"), "{text}");
+    assert_eq!(text.matches("failed: no GPU can be used").count(), 2, "{text}");
+    assert!(!run_folder(&folder, 0).exists());
     let lines = std::fs::read_to_string(&log).unwrap();
     let lines: Vec<Vec<&str>> = lines.lines().map(|line| line.split(' ').collect()).collect();
     let words: Vec<&str> = lines.iter().map(|line| line[0]).collect();
@@ -352,7 +355,8 @@ fn several_runs_on_one_gpu_have_a_daemon() {
     assert!(!left.exists() && !Path::new(lines[1][2]).exists());
 
     // One run per GPU needs none.
-    assert!(said(&["--jobs", "2", "--gpus", "0,1"], &nothing).status.success());
+    let alone = said(&["--jobs", "2", "--gpus", "0,1", "--retry"], &nothing);
+    assert!(stderr(&alone).contains("failed: no GPU can be used"), "{}", stderr(&alone));
     let broken = fake(&scratch, "nvidia-cuda-mps-control", "echo no such GPU; exit 1");
     let refused = said(&["--jobs", "2", "--gpus", "0"], &broken);
     assert!(stderr(&refused).contains("failed for GPU 5: no such GPU"), "{}", stderr(&refused));
@@ -380,11 +384,35 @@ fn a_slurm_script_has_the_runs_that_are_left() {
         assert!(script.contains(&format!("\n#SBATCH {line}\n")), "{line} in {script}");
     }
     assert!(
-        !script.contains("USR1@300") && script.contains(" \"$SLURM_ARRAY_TASK_ID\" --device auto"),
+        !script.contains("USR1@300") && script.contains(" \"$SLURM_ARRAY_TASK_ID\" --device \"$device\""),
         "{script}"
     );
     let syntax = Command::new("bash").arg("-n").arg(folder.join("sweep.sbatch")).output().unwrap();
     assert!(syntax.status.success(), "{}", stderr(&syntax));
+
+    // A job with a GPU computes there, unless it was told not to.
+    fake(&scratch, "srun", "echo \"$@\"");
+    let path = format!("{}:{}", scratch.0.join("bin").display(), std::env::var("PATH").unwrap());
+    let says = |variable: &str, value: &str| {
+        let mut job = Command::new("bash");
+        job.arg(folder.join("sweep.sbatch")).env_clear().env("PATH", &path);
+        let said = job.env("SLURM_ARRAY_TASK_ID", "2").env(variable, value).output().unwrap().stdout;
+        String::from_utf8(said).unwrap()
+    };
+    for (variable, value, device) in [
+        ("CUDA_VISIBLE_DEVICES", "", "auto"),
+        ("CUDA_VISIBLE_DEVICES", "NoDevFiles", "auto"),
+        ("CUDA_VISIBLE_DEVICES", "0", "cuda"),
+        ("SLURM_JOB_GPUS", "3", "cuda"),
+    ] {
+        let said = says(variable, value);
+        assert!(
+            said.contains(&format!(" 2 --device {device} --precision bf16")),
+            "{variable}={value}: {said}"
+        );
+    }
+    slurm(&["--device", "cpu"], &nothing);
+    assert!(says("SLURM_JOB_GPUS", "3").contains(" 2 --device cpu "));
 
     let path = fake(&scratch, "sbatch", "echo Submitted batch job 7");
     let submitted = slurm(&["--submit"], &path);

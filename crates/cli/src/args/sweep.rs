@@ -156,13 +156,12 @@ pub struct TaskOptions {
 }
 
 impl TaskOptions {
-    /// The same as words of a command line, with this number of threads.
+    /// The same as words of a command line, but for the device, with this number of threads.
     pub fn arguments(&self, threads: Option<usize>) -> Vec<String> {
-        let DeviceArgs { device, precision, .. } = &self.device;
+        let precision = &self.device.precision;
         let mut words = Vec::new();
         let mut add = |option: &str, value: String| words.extend([option.to_string(), value]);
         let name = |value: Option<clap::builder::PossibleValue>| value.map(|v| v.get_name().to_string());
-        name(device.to_possible_value()).into_iter().for_each(|device| add("--device", device));
         name(precision.to_possible_value()).into_iter().for_each(|precision| add("--precision", precision));
         threads.iter().for_each(|threads| add("--threads", threads.to_string()));
         self.memory.gpu_memory.iter().for_each(|bytes| add("--gpu-memory", format!("{bytes}B")));

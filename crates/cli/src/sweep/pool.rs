@@ -1,7 +1,7 @@
 //! `iris sweep run`: a pool of processes, each of which trains one run at a time. A process hears that it should stop by the end of its standard input, so that
 //! it also stops when the pool is killed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use serde_json::Value;
 
-use super::mps::{self, Daemon};
+use super::places::{Place, places};
 use super::plan::Sweep;
 use super::screen::{Said, Screen};
 use super::status::{State, progress};
-use super::worker::{Ending, Heard, Place, Worker};
+use super::worker::{Ending, Heard, Worker};
 use crate::Ended;
-use crate::args::{DeviceName, SweepRunArgs};
+use crate::args::SweepRunArgs;
 use crate::output::{program, tell, warn};
 use crate::signals::{STOPPED, Stop};
 use crate::words::counted;
@@ -56,58 +56,6 @@ pub fn run(args: &SweepRunArgs, roms: Option<&Path>) -> Result<Ended> {
     };
     pool.work(&stop, &heard)?;
     pool.conclude()
-}
-
-/// Where each job runs, and the daemons of GPUs that several share.
-fn places(args: &SweepRunArgs) -> Result<(Vec<Place>, Vec<Daemon>)> {
-    let gpus = match (args.gpus.is_empty(), args.task.device.device) {
-        (false, DeviceName::Cpu) => bail!("--gpus names GPUs, but --device is cpu: leave one of them out"),
-        (false, _) => args.gpus.clone(),
-        (true, DeviceName::Cpu) => Vec::new(),
-        (true, _) => first_gpu(),
-    };
-    let distinct: BTreeSet<&usize> = gpus.iter().collect();
-    if distinct.len() < gpus.len() {
-        bail!("--gpus names a GPU twice; --jobs says how many runs share the GPUs");
-    }
-    if gpus.is_empty() {
-        return Ok((vec![Place::default(); args.jobs], Vec::new()));
-    }
-    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-    let names = mps::names(&gpus, visible.as_deref())?;
-    mps::end_leftovers();
-    let mut daemons = Vec::new();
-    let mut by_gpu = Vec::new();
-    for (number, name) in names.iter().enumerate() {
-        let sharing = (0..args.jobs).filter(|job| job % names.len() == number).count();
-        let alone = Place { gpu: Some(name.clone()), shared: false, ..Place::default() };
-        by_gpu.push(match sharing > 1 {
-            true if mps::is_provided() => Place { shared: true, ..alone },
-            true => {
-                let daemon = Daemon::start(name)?;
-                let variables = daemon.variables().map(|(name, value)| (name, value.into())).to_vec();
-                daemons.push(daemon);
-                Place { shared: true, variables, ..alone }
-            }
-            false => Place { variables: vec![("CUDA_VISIBLE_DEVICES", name.into())], ..alone },
-        });
-    }
-    Ok(((0..args.jobs).map(|job| by_gpu[job % by_gpu.len()].clone()).collect(), daemons))
-}
-
-/// The GPU that programs use where none is named, if there is one.
-#[cfg(feature = "cuda")]
-fn first_gpu() -> Vec<usize> {
-    let Ok(report) = engine::gpu_report() else { return Vec::new() };
-    if report.count > 1 {
-        tell!("note: this uses the first of {} GPUs; --gpus 0,1 uses two", report.count);
-    }
-    vec![0]
-}
-
-#[cfg(not(feature = "cuda"))]
-fn first_gpu() -> Vec<usize> {
-    Vec::new()
 }
 
 struct Pool<'a> {

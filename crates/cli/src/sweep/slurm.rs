@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use super::plan::Sweep;
 use super::status::{State, progress};
-use crate::args::SweepSlurmArgs;
+use crate::args::{DeviceName, SweepSlurmArgs};
 use crate::output::{pasteable, say};
 use crate::signals::STOPPED;
 use crate::words::counted;
@@ -19,6 +19,13 @@ use crate::words::counted;
 const SCRIPT: &str = "sweep.sbatch";
 /// Requeues after which a run that is killed again and again is left alone; stops do not count.
 const MOST_RESTARTS: usize = 50;
+/// A job with a GPU computes there or fails: on the CPU it would waste the GPU for weeks. Old versions of Slurm say `NoDevFiles` where a job has none.
+const DEVICE: &str = "\
+case \"${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES:-}}\" in
+  '' | -1 | NoDevFiles) device=auto ;;
+  *) device=cuda ;;
+esac
+";
 
 pub fn run(args: &SweepSlurmArgs, roms: Option<&Path>) -> Result<()> {
     let sweep = Sweep::load(&args.folder)?;
@@ -113,8 +120,12 @@ impl Job<'_> {
         }
         options.extend(lines);
         let options: String = options.iter().map(|option| format!("#SBATCH {option}\n")).collect();
+        let (device, choice) = match self.args.task.device.device {
+            DeviceName::Auto => ("\"$device\"", DEVICE),
+            named => (named.word(), ""),
+        };
         let mut task = format!(
-            "{} sweep task {} \"$SLURM_ARRAY_TASK_ID\"",
+            "{} sweep task {} \"$SLURM_ARRAY_TASK_ID\" --device {device}",
             pasteable(&self.program),
             pasteable(&self.folder)
         );
@@ -128,7 +139,7 @@ impl Job<'_> {
             "#!/bin/bash\n{options}\
 # Written by `iris sweep slurm`.
 # Signals reach the step, not this script: the run stops and exits with {STOPPED}. Killed runs exit with more than 128.
-srun {task}
+{choice}srun {task}
 status=$?
 if [ \"$status\" -eq {STOPPED} ] || {{ [ \"$status\" -gt 128 ] && [ \"${{SLURM_RESTART_COUNT:-0}}\" -lt {MOST_RESTARTS} ]; }}; then
   scontrol requeue \"${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}\"

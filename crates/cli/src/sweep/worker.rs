@@ -10,19 +10,10 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
+use super::places::Place;
 use super::plan::Sweep;
 use super::pool::exit_means;
 use crate::args::TaskOptions;
-
-/// Where a process computes.
-#[derive(Clone, Default)]
-pub struct Place {
-    /// By the name that CUDA_VISIBLE_DEVICES has for it.
-    pub gpu: Option<String>,
-    /// Whether other processes use the GPU too.
-    pub shared: bool,
-    pub variables: Vec<(&'static str, OsString)>,
-}
 
 /// What comes from a process.
 pub enum Heard {
@@ -76,6 +67,7 @@ impl Worker {
         let program = std::env::current_exe().context("cannot find this program")?;
         let mut command = Command::new(&program);
         command.args(["sweep", "task"]).arg(&sweep.folder).arg(run.to_string()).arg("--pipe");
+        command.args(["--device", at.device(options.device.device).word()]);
         command.args(options.arguments(Some(threads)));
         command.args(roms.map(|folder| [OsString::from("--roms"), folder.into()]).into_iter().flatten());
         command.envs(at.variables.iter().map(|(name, value)| (name, value)));
