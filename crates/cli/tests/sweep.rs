@@ -106,6 +106,12 @@ fn a_sweep_is_written_down_once() {
     assert!(other.contains("holds another sweep, of 8 runs: choose another folder"), "{other}");
     let inside = refused(&folder.join("more"), &["--games", "catch"]);
     assert!(inside.contains("lies in the sweep"), "{inside}");
+    for path in ["more", "more/../other", "../sweep/more"] {
+        let mut relative = iris();
+        relative.current_dir(&folder).args(["sweep", "new", path, "--games", "catch"]);
+        let text = stderr(&relative.output().unwrap());
+        assert!(text.contains(&format!("{path} lies in the sweep ")), "{text}");
+    }
     let nowhere = scratch.0.join("nowhere");
     let unknown = refused(&nowhere, &["--games", "catch,brakout"]);
     assert!(
@@ -174,6 +180,51 @@ fn a_pool_trains_every_run_as_train_does() {
     assert!(report.status.success(), "{}", stderr(&report));
     let page = std::fs::read_to_string(scratch.0.join("report/report.json")).unwrap();
     assert!(page.contains("arcade/catch"), "{page}");
+}
+
+/// A sweep that is planned anew in the same folder does not take over what the old one left.
+#[test]
+fn runs_of_another_plan_are_refused() {
+    let scratch = Scratch::new("sweep-foreign");
+    let folder = scratch.0.join("sweep");
+    new(&folder, "0");
+    assert!(run(&folder, &[]).status.success());
+    let plan = std::fs::read_to_string(folder.join("sweep.toml")).unwrap();
+    for file in ["sweep.toml", "runs.jsonl"] {
+        std::fs::remove_file(folder.join(file)).unwrap();
+    }
+    let again = |more: &[&str]| {
+        sweep(&["new"], &folder, &["--games", "catch", "--seeds", "0"])
+            .args(SMALL)
+            .args(more)
+            .output()
+            .unwrap()
+    };
+    let other = again(&["agent.world_model.dropout=0.3"]);
+    let text = stderr(&other);
+    assert!(other.status.code() == Some(1) && text.lines().count() == 1, "{text}");
+    assert!(
+        text.contains("seed0 was begun with other settings than this sweep's: agent.world_model."),
+        "{text}"
+    );
+    assert!(!folder.join("sweep.toml").exists());
+    assert!(again(&[]).status.success());
+
+    // The same by hand.
+    std::fs::remove_file(folder.join("runs.jsonl")).unwrap();
+    std::fs::write(folder.join("sweep.toml"), plan.replace("collection.steps=50", "collection.steps=60"))
+        .unwrap();
+    let answer =
+        "was begun with other settings than this sweep's: collection.steps is 50, not 60. Move it away";
+    for words in [&["run"][..], &["task"]] {
+        let number = if words == ["task"] { &["0"][..] } else { &[] };
+        let output = sweep(words, &folder, number).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        assert!(words == ["run"] || stderr(&output).contains(answer), "{}", stderr(&output));
+    }
+    assert!(status(&folder)["runs"][0]["reason"].as_str().unwrap().contains(answer));
+    assert_eq!(counts(&folder), [0, 0, 0, 1]);
+    expect_undisturbed(&folder, 0);
 }
 
 /// A child is killed, the pool is stopped by Ctrl-C, and then killed itself.

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use envs::Game;
 use serde::{Deserialize, Serialize};
 
+use super::adopt;
 use crate::config::combine;
 use crate::output::program;
 use crate::words::counted;
@@ -266,13 +267,13 @@ impl Sweep {
             }
             return Ok((there, false));
         }
-        let above = folder.ancestors().skip(1).find(|above| above.join(FILE).is_file());
-        if let Some(above) = above {
+        if let Some(above) = adopt::enclosing(folder, FILE)? {
             bail!("{} lies in the sweep {}: choose another folder", folder.display(), above.display());
         }
         if agent::train::Run::is_in(folder) || agent::Agent::is_in(folder) {
             bail!("{} holds a run or an agent: choose another folder for the sweep", folder.display());
         }
+        adopt::check_runs(&sweep)?;
         std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         write_atomically(&folder.join(RUNS_FILE), sweep.lines()?.as_bytes())?;
         // Last: a sweep is there when this file is.
@@ -374,6 +375,12 @@ impl Sweep {
 }
 
 impl Planned {
+    /// All that the plan says about the run, as overrides.
+    pub fn settings(&self) -> Vec<String> {
+        let own = [format!("env={}", self.env), format!("seed={}", self.seed)];
+        [&self.overrides[..], &own].concat()
+    }
+
     /// "arcade/catch seed 0, epochs=8".
     pub fn title(&self, of: &Plan) -> String {
         let fixed: HashSet<&String> = of.overrides.iter().collect();

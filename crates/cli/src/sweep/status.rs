@@ -6,6 +6,7 @@ use agent::train::Run;
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use super::adopt::is_foreign;
 use super::plan::{Planned, Sweep};
 use crate::args::SweepStatusArgs;
 use crate::config::combine;
@@ -47,22 +48,18 @@ pub fn progress(sweep: &Sweep, run: &Planned) -> Result<Progress> {
     let folder = sweep.run_folder(run);
     // Before the checkpoints: a run that ends meanwhile is not taken for one that waits.
     let running = Run::is_going_on(&folder);
-    let (epoch, epochs) = match Run::glance(&folder, |_| ()) {
-        Ok(glance) => (glance.epoch, glance.config.epochs),
-        Err(_) => (0, planned_epochs(sweep, run)?),
+    let (epoch, epochs, foreign) = match Run::glance(&folder, |_| ()) {
+        Ok(glance) => (glance.epoch, glance.config.epochs, is_foreign(&folder, run, &glance.config)?),
+        Err(_) => (0, combine(&sweep.plan.preset, None, &run.settings())?.epochs, None),
     };
-    let state = match sweep.failure(run.run) {
+    let state = match foreign.clone().or_else(|| sweep.failure(run.run)) {
+        Some(reason) if foreign.is_some() => State::Failed(reason),
         _ if running => State::Running,
         _ if epoch >= epochs && Run::is_in(&folder) => State::Done,
         Some(reason) => State::Failed(reason),
         None => State::Waiting,
     };
     Ok(Progress { state, epoch, epochs })
-}
-
-fn planned_epochs(sweep: &Sweep, run: &Planned) -> Result<usize> {
-    let env = [format!("env={}", run.env)];
-    Ok(combine(&sweep.plan.preset, None, &[&run.overrides[..], &env].concat())?.epochs)
 }
 
 /// A run's progress and its time.

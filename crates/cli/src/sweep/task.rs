@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use agent::train::{Run, RunError};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::json;
 
+use super::adopt::is_foreign;
 use super::plan::{Planned, Sweep};
 use crate::args::{ConfigArgs, SweepTaskArgs, TaskOptions, TrainArgs};
 use crate::output::{tell, warn};
@@ -23,6 +24,11 @@ pub fn run(args: SweepTaskArgs) -> Result<Ended> {
     let stop = Stop::listen()?;
     let sweep = Sweep::load(&args.folder)?;
     let run = sweep.run(args.number)?.clone();
+    if let Ok(begun) = Run::glance(&sweep.run_folder(&run), |_| ())
+        && let Some(reason) = is_foreign(&sweep.run_folder(&run), &run, &begun.config)?
+    {
+        bail!("{reason}");
+    }
     if !args.pipe {
         sweep.forget_failure(run.run);
     } else {
