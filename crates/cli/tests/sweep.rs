@@ -442,7 +442,7 @@ fn a_slurm_script_has_the_runs_that_are_left() {
     assert!(syntax.status.success(), "{}", stderr(&syntax));
 
     // A job with a GPU computes there, unless it was told not to.
-    fake(&scratch, "srun", "echo \"$@\"");
+    fake(&scratch, "srun", "echo \"$@\" $SRUN_CPUS_PER_TASK");
     let path = format!("{}:{}", scratch.0.join("bin").display(), std::env::var("PATH").unwrap());
     let says = |variable: &str, value: &str| {
         let mut job = Command::new("bash");
@@ -462,6 +462,7 @@ fn a_slurm_script_has_the_runs_that_are_left() {
             "{variable}={value}: {said}"
         );
     }
+    assert!(says("SLURM_CPUS_PER_TASK", "6").ends_with(" 6\n"));
     slurm(&["--device", "cpu"], &nothing);
     assert!(says("SLURM_JOB_GPUS", "3").contains(" 2 --device cpu "));
 

@@ -139,7 +139,9 @@ impl Job<'_> {
             "#!/bin/bash\n{options}\
 # Written by `iris sweep slurm`.
 # Signals reach the step, not this script: the run stops and exits with {STOPPED}. Killed runs exit with more than 128.
-{choice}srun {task}
+{choice}# Since 22.05 steps do not inherit it.
+[ -z \"${{SLURM_CPUS_PER_TASK:-}}\" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+srun {task}
 status=$?
 if [ \"$status\" -eq {STOPPED} ] || {{ [ \"$status\" -gt 128 ] && [ \"${{SLURM_RESTART_COUNT:-0}}\" -lt {MOST_RESTARTS} ]; }}; then
   scontrol requeue \"${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}\"
