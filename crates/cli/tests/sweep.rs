@@ -1,70 +1,21 @@
-//! `iris sweep` on tiny budgets: what is written down, pools that are stopped and killed, runs that fail, and bad input.
+//! `iris sweep` on tiny budgets: what is written down, pools that are stopped and killed, runs that fail, and bad input. GPUs and Slurm are in `sweep_places.rs`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #![cfg(unix)]
 
 mod common;
 
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Child, Stdio};
 
-use common::{SMALL, Scratch, iris, results, stderr, train};
-use serde_json::Value;
-
-fn sweep(words: &[&str], folder: &Path, more: &[&str]) -> Command {
-    let mut command = iris();
-    command.arg("sweep").args(words).arg(folder).args(more);
-    command
-}
-
-/// A sweep of tiny runs of arcade/catch.
-fn new(folder: &Path, seeds: &str) {
-    let made = sweep(&["new"], folder, &["--games", "catch", "--seeds", seeds]).args(SMALL).output().unwrap();
-    assert!(made.status.success(), "{}", stderr(&made));
-}
-
-fn run(folder: &Path, more: &[&str]) -> Output {
-    sweep(&["run"], folder, more).output().unwrap()
-}
-
-fn status(folder: &Path) -> Value {
-    let output = sweep(&["status"], folder, &["--json"]).output().unwrap();
-    assert!(output.status.success(), "{}", stderr(&output));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
-fn counts(folder: &Path) -> [u64; 4] {
-    let status = status(folder);
-    ["done", "running", "waiting", "failed"].map(|state| status[state].as_u64().unwrap())
-}
-
-fn run_folder(folder: &Path, seed: u64) -> PathBuf {
-    folder.join(format!("runs/arcade/catch/seed{seed}"))
-}
-
-/// The runs with seeds 0 to `last` are those of `iris train`, to the bit.
-fn expect_undisturbed(folder: &Path, last: u64) {
-    for seed in 0..=last {
-        let whole = folder.with_extension(format!("whole{seed}"));
-        assert!(train(&whole, &[&format!("seed={seed}")]).status.success());
-        for ((name, expected), (_, got)) in
-            results(&whole).into_iter().zip(results(&run_folder(folder, seed)))
-        {
-            assert!(expected == got, "{name} of seed {seed} differs");
-        }
-    }
-}
+use common::sweeps::{counts, expect_undisturbed, kill, new, run, run_folder, status, sweep};
+use common::{SMALL, Scratch, iris, stderr, train};
 
 /// A pool and the lines it says.
 fn start(folder: &Path, more: &[&str]) -> (Child, impl Iterator<Item = String> + use<>) {
     let mut child = sweep(&["run"], folder, more).stderr(Stdio::piped()).spawn().unwrap();
     let said = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
     (child, said)
-}
-
-fn kill(signal: &str, process: &str) {
-    assert!(Command::new("kill").args([signal, process]).status().unwrap().success());
 }
 
 /// The process that a pool with one job has started.
@@ -344,133 +295,4 @@ fn a_task_is_one_run() {
     assert_eq!(counts(&folder), [0, 1, 0, 0]);
     drop(lock);
     expect_undisturbed(&folder, 0);
-}
-
-/// A folder with a program of this name that runs a shell script.
-fn fake(scratch: &Scratch, name: &str, script: &str) -> PathBuf {
-    let folder = scratch.0.join("bin");
-    std::fs::create_dir_all(&folder).unwrap();
-    let path = folder.join(name);
-    std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-    folder
-}
-
-/// No GPU is there, whatever the test says: the daemon is looked at, and that no run falls back to the CPU.
-#[cfg(target_os = "linux")]
-#[test]
-fn several_runs_on_one_gpu_have_a_daemon() {
-    let scratch = Scratch::new("sweep-mps");
-    let folder = scratch.0.join("sweep");
-    new(&folder, "0..1");
-    let log = scratch.0.join("mps.log");
-    let said = |words: &[&str], path: &Path| {
-        let mut command = sweep(&["run"], &folder, words);
-        command.env("PATH", path).env("CUDA_VISIBLE_DEVICES", "5,7").env("TMPDIR", &scratch.0);
-        command.output().unwrap()
-    };
-    let nothing = scratch.0.join("nothing");
-    let missing = said(&["--jobs", "2", "--gpus", "1"], &nothing);
-    let text = stderr(&missing);
-    assert!(missing.status.code() == Some(1) && text.lines().count() == 1, "{text}");
-    assert!(
-        text.contains("nvidia-cuda-mps-control is not on the PATH") && !folder.join("logs").exists(),
-        "{text}"
-    );
-    let absent = said(&["--gpus", "2"], &nothing);
-    assert!(
-        stderr(&absent).contains("there is no GPU 2: CUDA_VISIBLE_DEVICES is `5,7`"),
-        "{}",
-        stderr(&absent)
-    );
-
-    let script = format!(
-        "if [ \"$1\" = -d ]; then echo \"start $CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY\" >> {0}; else read word; echo \"$word $CUDA_MPS_PIPE_DIRECTORY\" >> {0}; fi",
-        log.display()
-    );
-    let path = fake(&scratch, "nvidia-cuda-mps-control", &script);
-    // Of a pool that was killed: no process has this number.
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let left = scratch.0.join(format!("iris-mps-{}-4999999-0", host.trim()));
-    std::fs::create_dir(&left).unwrap();
-    let output = said(&["--jobs", "2", "--gpus", "1"], &path);
-    let text = stderr(&output);
-    assert!(output.status.code() == Some(1) && text.contains("2 of 2 runs failed"), "{text}");
-    assert_eq!(text.matches("failed: no GPU can be used").count(), 2, "{text}");
-    assert!(!run_folder(&folder, 0).exists());
-    let lines = std::fs::read_to_string(&log).unwrap();
-    let lines: Vec<Vec<&str>> = lines.lines().map(|line| line.split(' ').collect()).collect();
-    let words: Vec<&str> = lines.iter().map(|line| line[0]).collect();
-    assert_eq!((words, lines[1][1]), (vec!["quit", "start", "quit"], "7"));
-    assert_eq!((lines[0][1], lines[1][2]), (left.join("pipe").to_str().unwrap(), lines[2][1]));
-    assert!(!left.exists() && !Path::new(lines[1][2]).exists());
-
-    // One run per GPU needs none.
-    let alone = said(&["--jobs", "2", "--gpus", "0,1", "--retry"], &nothing);
-    assert!(stderr(&alone).contains("failed: no GPU can be used"), "{}", stderr(&alone));
-    let broken = fake(&scratch, "nvidia-cuda-mps-control", "echo no such GPU; exit 1");
-    let refused = said(&["--jobs", "2", "--gpus", "0"], &broken);
-    assert!(stderr(&refused).contains("failed for GPU 5: no such GPU"), "{}", stderr(&refused));
-}
-
-#[test]
-fn a_slurm_script_has_the_runs_that_are_left() {
-    let scratch = Scratch::new("sweep-slurm");
-    let folder = scratch.0.join("sweep");
-    new(&folder, "0..3");
-    assert!(sweep(&["task"], &folder, &["1"]).output().unwrap().status.success());
-    let slurm =
-        |words: &[&str], path: &Path| sweep(&["slurm"], &folder, words).env("PATH", path).output().unwrap();
-    let nothing = scratch.0.join("nothing");
-    let missing = slurm(
-        &["--submit", "--at-once", "2", "--", "--gres=gpu:1", "-p", "gpu", "--signal=USR1@60"],
-        &nothing,
-    );
-    let text = stderr(&missing);
-    assert!(missing.status.code() == Some(1) && text.contains("sbatch is not on the PATH"), "{text}");
-    let script = std::fs::read_to_string(folder.join("sweep.sbatch")).unwrap();
-    for line in
-        ["--array=0,2-3%2", "--requeue", "--open-mode=append", "--gres=gpu:1", "-p gpu", "--signal=USR1@60"]
-    {
-        assert!(script.contains(&format!("\n#SBATCH {line}\n")), "{line} in {script}");
-    }
-    assert!(
-        !script.contains("USR1@300") && script.contains(" \"$SLURM_ARRAY_TASK_ID\" --device \"$device\""),
-        "{script}"
-    );
-    let syntax = Command::new("bash").arg("-n").arg(folder.join("sweep.sbatch")).output().unwrap();
-    assert!(syntax.status.success(), "{}", stderr(&syntax));
-
-    // A job with a GPU computes there, unless it was told not to.
-    fake(&scratch, "srun", "echo \"$@\" $SRUN_CPUS_PER_TASK");
-    let path = format!("{}:{}", scratch.0.join("bin").display(), std::env::var("PATH").unwrap());
-    let says = |variable: &str, value: &str| {
-        let mut job = Command::new("bash");
-        job.arg(folder.join("sweep.sbatch")).env_clear().env("PATH", &path);
-        let said = job.env("SLURM_ARRAY_TASK_ID", "2").env(variable, value).output().unwrap().stdout;
-        String::from_utf8(said).unwrap()
-    };
-    for (variable, value, device) in [
-        ("CUDA_VISIBLE_DEVICES", "", "auto"),
-        ("CUDA_VISIBLE_DEVICES", "NoDevFiles", "auto"),
-        ("CUDA_VISIBLE_DEVICES", "0", "cuda"),
-        ("SLURM_JOB_GPUS", "3", "cuda"),
-    ] {
-        let said = says(variable, value);
-        assert!(
-            said.contains(&format!(" 2 --device {device} --precision bf16")),
-            "{variable}={value}: {said}"
-        );
-    }
-    assert!(says("SLURM_CPUS_PER_TASK", "6").ends_with(" 6\n"));
-    slurm(&["--device", "cpu"], &nothing);
-    assert!(says("SLURM_JOB_GPUS", "3").contains(" 2 --device cpu "));
-
-    let path = fake(&scratch, "sbatch", "echo Submitted batch job 7");
-    let submitted = slurm(&["--submit"], &path);
-    assert!(String::from_utf8_lossy(&submitted.stdout).ends_with("Submitted batch job 7\n"));
-    let refused = slurm(&["--submit"], &fake(&scratch, "sbatch", "echo invalid partition >&2; exit 1"));
-    assert!(stderr(&refused).contains("sbatch refused") && stderr(&refused).contains("invalid partition"));
-    let own = slurm(&["--", "--array=0-3"], &nothing);
-    assert!(stderr(&own).contains("--array belongs to the sweep"), "{}", stderr(&own));
 }

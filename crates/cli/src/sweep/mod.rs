@@ -5,6 +5,7 @@ mod mps;
 mod places;
 mod plan;
 mod pool;
+mod records;
 mod screen;
 mod slurm;
 mod status;

@@ -344,34 +344,6 @@ impl Sweep {
     pub fn run_folder(&self, run: &Planned) -> PathBuf {
         self.folder.join(&run.folder)
     }
-
-    /// A file about a run, by its number.
-    fn numbered(&self, folder: &str, run: usize, ending: &str) -> PathBuf {
-        self.folder.join(folder).join(format!("{run:06}{ending}"))
-    }
-
-    /// What a run printed.
-    pub fn log(&self, run: usize) -> PathBuf {
-        self.numbered("logs", run, ".log")
-    }
-
-    /// Why a run failed.
-    pub fn failure(&self, run: usize) -> Option<String> {
-        let text = std::fs::read_to_string(self.numbered("failed", run, ".txt")).ok()?;
-        Some(text.trim().to_string())
-    }
-
-    pub fn record_failure(&self, run: usize, reason: &str) -> Result<()> {
-        let path = self.numbered("failed", run, ".txt");
-        std::fs::create_dir_all(self.folder.join("failed"))
-            .with_context(|| format!("cannot create {}", self.folder.join("failed").display()))?;
-        Ok(write_atomically(&path, format!("{reason}\n").as_bytes())?)
-    }
-
-    /// From now on a run has not failed.
-    pub fn forget_failure(&self, run: usize) {
-        let _ = std::fs::remove_file(self.numbered("failed", run, ".txt"));
-    }
 }
 
 impl Planned {

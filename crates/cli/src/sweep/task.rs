@@ -16,6 +16,8 @@ use crate::signals::Stop;
 use crate::train::{self, Moment};
 use crate::{Ended, in_words};
 
+/// Stops of a run by Slurm without a new epoch after which it counts as failed.
+const STOPS: usize = 5;
 /// Time between two lines about progress.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
@@ -50,6 +52,9 @@ pub fn run(args: SweepTaskArgs) -> Result<Ended> {
             report_if(true, json!({"failed": in_words(&error)}));
             Err(error)
         }
+        Ok(Ended::Stopped) if !args.pipe && std::env::var_os("SLURM_RESTART_COUNT").is_some() => {
+            stopped_again(&sweep, &run)
+        }
         Err(error) => {
             // On a full disk there is no room for it: the exit status still says so.
             if let Err(problem) = sweep.record_failure(run.run, &in_words(&error)) {
@@ -59,6 +64,21 @@ pub fn run(args: SweepTaskArgs) -> Result<Ended> {
         }
         ended => ended,
     }
+}
+
+/// Slurm has stopped the run, and not for the first time: with a time limit shorter than an epoch that would go on forever.
+fn stopped_again(sweep: &Sweep, run: &Planned) -> Result<Ended> {
+    let epoch = Run::newest_epoch(&sweep.run_folder(run)).unwrap_or(0);
+    let stops = sweep.count_stop(run.run, epoch)?;
+    if stops < STOPS {
+        return Ok(Ended::Stopped);
+    }
+    let reason = format!(
+        "Slurm stopped it {stops} times before epoch {} was finished: give it more time (--time), or less notice of its end (--signal)",
+        epoch + 1
+    );
+    sweep.record_failure(run.run, &reason)?;
+    bail!("{}: {reason}", run.title(&sweep.plan));
 }
 
 /// What `iris train` would have been given.
