@@ -139,7 +139,8 @@ fn runs_of_another_plan_are_refused() {
     let scratch = Scratch::new("sweep-foreign");
     let folder = scratch.0.join("sweep");
     new(&folder, "0");
-    assert!(run(&folder, &[]).status.success());
+    let alone = run(&folder, &[]);
+    assert!(alone.status.success() && stderr(&alone).contains("\nthe run is done. "), "{}", stderr(&alone));
     let plan = std::fs::read_to_string(folder.join("sweep.toml")).unwrap();
     for file in ["sweep.toml", "runs.jsonl"] {
         std::fs::remove_file(folder.join(file)).unwrap();
@@ -235,7 +236,7 @@ fn a_failed_run_is_recorded_and_tried_again_on_request() {
     std::os::unix::fs::symlink("/dev/full", &full).unwrap();
     let output = run(&folder, &[]);
     let text = stderr(&output);
-    assert!(output.status.code() == Some(1) && text.contains("1 of 2 runs failed, 1 are done"), "{text}");
+    assert!(output.status.code() == Some(1) && text.contains("1 of 2 runs failed, 1 done"), "{text}");
     let all = status(&folder);
     assert_eq!(all["runs"][0]["state"], "failed");
     assert!(all["runs"][0]["reason"].as_str().unwrap().contains("No space left"), "{all}");

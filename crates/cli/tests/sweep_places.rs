@@ -104,7 +104,7 @@ fn several_runs_on_one_gpu_have_a_daemon() {
 #[test]
 fn a_slurm_script_has_the_runs_that_are_left() {
     let scratch = Scratch::new("sweep-slurm");
-    let folder = scratch.0.join("sweep");
+    let folder = scratch.0.join("100%a sweep");
     new(&folder, "0..3");
     assert!(sweep(&["task"], &folder, &["1"]).output().unwrap().status.success());
     let slurm =
@@ -126,6 +126,8 @@ fn a_slurm_script_has_the_runs_that_are_left() {
         !script.contains("USR1@300") && script.contains(" \"$SLURM_ARRAY_TASK_ID\" --device \"$device\""),
         "{script}"
     );
+    // Slurm replaces what follows a percent sign.
+    assert!(script.contains("/100%%a sweep/logs/slurm-%a.log\"\n"), "{script}");
     let syntax = Command::new("bash").arg("-n").arg(folder.join("sweep.sbatch")).output().unwrap();
     assert!(syntax.status.success(), "{}", stderr(&syntax));
 
@@ -157,8 +159,25 @@ fn a_slurm_script_has_the_runs_that_are_left() {
     let path = fake(&scratch, "sbatch", "echo Submitted batch job 7");
     let submitted = slurm(&["--submit"], &path);
     assert!(String::from_utf8_lossy(&submitted.stdout).ends_with("Submitted batch job 7\n"));
+    // Whether the first array is still there is squeue's to say.
+    let again = slurm(&["--submit"], &path);
+    assert!(
+        stderr(&again).contains("warning: this sweep was submitted before, as job 7"),
+        "{}",
+        stderr(&again)
+    );
+    fake(&scratch, "squeue", "exit 1");
+    let after = slurm(&["--submit"], &path);
+    assert!(after.status.success() && !stderr(&after).contains("warning"), "{}", stderr(&after));
     let refused = slurm(&["--submit"], &fake(&scratch, "sbatch", "echo invalid partition >&2; exit 1"));
     assert!(stderr(&refused).contains("sbatch refused") && stderr(&refused).contains("invalid partition"));
     let own = slurm(&["--", "--array=0-3"], &nothing);
     assert!(stderr(&own).contains("--array belongs to the sweep"), "{}", stderr(&own));
+
+    let large = scratch.0.join("large");
+    let made = sweep(&["new"], &large, &["--games", "catch", "--seeds", "0..1001"]).output().unwrap();
+    assert!(made.status.success(), "{}", stderr(&made));
+    let beyond = sweep(&["slurm"], &large, &[]).output().unwrap();
+    let text = stderr(&beyond);
+    assert!(beyond.status.success() && text.contains("the array goes up to 1001"), "{text}");
 }

@@ -263,9 +263,11 @@ impl Pool<'_> {
             );
         }
         match failed {
-            0 => tell!("all {} are done. Next: {program} report {folder}", counted(all, "run")),
+            0 if all == 1 => tell!("the run is done. Next: {program} report {folder}"),
+            0 => tell!("all {all} runs are done. Next: {program} report {folder}"),
             _ => bail!(
-                "{failed} of {all} runs failed, {done} are done. `{program} sweep status {folder}` has the reasons, `{program} sweep run {folder} --retry` tries again"
+                "{failed} of {} failed, {done} done. `{program} sweep status {folder}` has the reasons, `{program} sweep run {folder} --retry` tries again",
+                counted(all, "run")
             ),
         }
         Ok(Ended::Done)
