@@ -6,10 +6,10 @@ mod common;
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use common::sweeps::{counts, expect_undisturbed, kill, new, run, run_folder, status, sweep};
-use common::{SMALL, Scratch, iris, stderr, train};
+use common::{SMALL, Scratch, iris, results, stderr, train};
 
 /// A pool and the lines it says.
 fn start(folder: &Path, more: &[&str]) -> (Child, impl Iterator<Item = String> + use<>) {
@@ -224,43 +224,104 @@ fn two_pools_share_a_sweep() {
     expect_undisturbed(&folder, 3);
 }
 
-/// A full disk under one run: the others go on, nothing is lost, and it is not tried again unless asked for.
+/// One run fails: the others go on, nothing is lost, and it is not tried again unless asked for.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_failed_run_is_recorded_and_tried_again_on_request() {
     let scratch = Scratch::new("sweep-failed");
     let folder = scratch.0.join("sweep");
     new(&folder, "0..1");
-    let full = run_folder(&folder, 0).join("metrics.jsonl");
-    std::fs::create_dir_all(full.parent().unwrap()).unwrap();
-    std::os::unix::fs::symlink("/dev/full", &full).unwrap();
+    let bad = run_folder(&folder, 0).join("replay");
+    std::fs::create_dir_all(bad.parent().unwrap()).unwrap();
+    std::fs::write(&bad, "").unwrap();
     let output = run(&folder, &[]);
     let text = stderr(&output);
     assert!(output.status.code() == Some(1) && text.contains("1 of 2 runs failed, 1 done"), "{text}");
     let all = status(&folder);
     assert_eq!(all["runs"][0]["state"], "failed");
-    assert!(all["runs"][0]["reason"].as_str().unwrap().contains("No space left"), "{all}");
+    assert!(all["runs"][0]["reason"].as_str().unwrap().contains("seed0/replay: File exists"), "{all}");
     let words = String::from_utf8(sweep(&["status"], &folder, &[]).output().unwrap().stdout).unwrap();
     assert!(
-        words.contains("    0  arcade/catch seed 0: failed after 0 of 4 epochs: cannot save the run"),
+        words.contains("    0  arcade/catch seed 0: failed after 0 of 4 epochs: cannot create the replay"),
         "{words}"
     );
     let again = run(&folder, &[]);
     assert!(again.status.code() == Some(1) && !stderr(&again).contains("begins"), "{}", stderr(&again));
 
-    // As one element of an array it fails too, now because it cannot go on.
+    // As one element of an array it fails too.
     let task = sweep(&["task"], &folder, &["0"]).output().unwrap();
     let text = stderr(&task);
-    assert!(
-        task.status.code() == Some(1) && text.contains("metrics.jsonl: it is not a regular file"),
-        "{text}"
-    );
+    assert!(task.status.code() == Some(1) && text.contains("seed0/replay: File exists"), "{text}");
     assert_eq!(counts(&folder), [1, 0, 0, 1]);
-    std::fs::remove_file(&full).unwrap();
+    std::fs::remove_file(&bad).unwrap();
     let output = run(&folder, &["--retry"]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(counts(&folder), [2, 0, 0, 0]);
     expect_undisturbed(&folder, 1);
+}
+
+/// A full disk is no fault of the runs: nothing is recorded, and the same command goes on when there is room.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_stops_the_pool() {
+    let scratch = Scratch::new("sweep-full");
+    let folder = scratch.0.join("sweep");
+    new(&folder, "0..1");
+    let expect_full = |folder: &Path| {
+        let output = run(folder, &["--jobs", "2"]);
+        let text = stderr(&output);
+        let last = text.lines().last().unwrap();
+        let start = format!("error: the disk of {} is full (", folder.display());
+        assert!(output.status.code() == Some(1) && last.starts_with(&start), "{text}");
+        assert!(last.contains("No space left") && last.ends_with("the same command goes on"), "{text}");
+    };
+    let full = run_folder(&folder, 0).join("metrics.jsonl");
+    std::fs::create_dir_all(full.parent().unwrap()).unwrap();
+    std::os::unix::fs::symlink("/dev/full", &full).unwrap();
+    expect_full(&folder);
+    assert_eq!(counts(&folder), [0, 0, 2, 0]);
+    std::fs::remove_file(&full).unwrap();
+    assert!(run(&folder, &[]).status.success());
+    expect_undisturbed(&folder, 1);
+
+    // A real one, where this may mount it.
+    let disk = scratch.0.join("disk");
+    std::fs::create_dir(&disk).unwrap();
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=24m", "none"]).arg(&disk).stderr(Stdio::null());
+    if !mount.status().is_ok_and(|status| status.success()) {
+        eprintln!("skipped: only root can mount a small disk");
+        return;
+    }
+    let _unmount = Unmount(&disk);
+    let folder = disk.join("sweep");
+    new(&folder, "0");
+    // As much as leaves room for a part of the run.
+    let filler = disk.join("filler");
+    for megabytes in [23, 20] {
+        std::fs::write(&filler, vec![1; megabytes << 20]).unwrap();
+        expect_full(&folder);
+        assert_eq!(counts(&folder), [0, 0, 1, 0]);
+    }
+    std::fs::remove_file(&filler).unwrap();
+    let output = run(&folder, &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    for ((name, expected), (_, got)) in results(&scratch.0.join("sweep/runs/arcade/catch/seed0"))
+        .into_iter()
+        .zip(results(&run_folder(&folder, 0)))
+    {
+        assert!(expected == got, "{name} differs");
+    }
+}
+
+#[cfg(target_os = "linux")]
+struct Unmount<'a>(&'a Path);
+
+#[cfg(target_os = "linux")]
+impl Drop for Unmount<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0).status();
+    }
 }
 
 /// Nothing can be written anywhere: the pool does not go through all runs.

@@ -1,6 +1,7 @@
 //! `iris sweep`: many runs, by a pool of processes on this machine or by Slurm. A run's own lock decides who trains it; nothing else is shared.
 
 mod adopt;
+mod cause;
 mod mps;
 mod places;
 mod plan;

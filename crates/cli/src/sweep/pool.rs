@@ -9,16 +9,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use serde_json::Value;
 
+use super::cause::is_full_disk;
 use super::places::{Place, places};
 use super::plan::Sweep;
 use super::screen::{Said, Screen};
 use super::status::{State, progress};
 use super::worker::{Ending, Heard, Worker};
-use crate::Ended;
 use crate::args::SweepRunArgs;
 use crate::output::{program, tell, warn};
 use crate::signals::{STOPPED, Stop};
 use crate::words::counted;
+use crate::{Ended, in_words};
 
 /// How often the pool looks for signals, and at runs that somebody else holds.
 const TICK: Duration = Duration::from_millis(200);
@@ -52,9 +53,13 @@ pub fn run(args: &SweepRunArgs, roms: Option<&Path>) -> Result<Ended> {
         failures_in_a_row: 0,
         screen: Screen::new(),
         stopping: false,
+        disk_is_full: None,
         waits: false,
     };
-    pool.work(&stop, &heard)?;
+    match pool.work(&stop, &heard) {
+        Err(error) if is_full_disk(&error) => pool.disk_is_full = Some(in_words(&error)),
+        worked => worked?,
+    }
     pool.conclude()
 }
 
@@ -77,6 +82,8 @@ struct Pool<'a> {
     failures_in_a_row: usize,
     screen: Screen,
     stopping: bool,
+    /// What could not be written, once something could not.
+    disk_is_full: Option<String>,
     /// Whether it was said that the rest is held by others.
     waits: bool,
 }
@@ -84,7 +91,7 @@ struct Pool<'a> {
 impl Pool<'_> {
     fn work(&mut self, stop: &Stop, heard: &Receiver<(usize, Heard)>) -> Result<()> {
         loop {
-            if stop.is_asked_for() && !self.stopping {
+            if (stop.is_asked_for() || self.disk_is_full.is_some()) && !self.stopping {
                 self.stopping = true;
                 self.working.values_mut().for_each(Worker::ask_to_stop);
             }
@@ -156,6 +163,7 @@ impl Pool<'_> {
         };
         if let Some(reason) = line.get("failed").and_then(Value::as_str) {
             worker.failed = Some(reason.into());
+            worker.disk_is_full = line.get("disk_is_full").and_then(Value::as_bool).unwrap_or(false);
         } else if line.get("held").is_some() {
             worker.held = true;
         } else if let Some(said) = Said::parse(&line) {
@@ -189,6 +197,10 @@ impl Pool<'_> {
             Ending::Stopped if self.stopping => self.screen.end(run, "is stopped"),
             Ending::Stopped => self.died(run, "was stopped by somebody")?,
             Ending::Died(how) => self.died(run, &how)?,
+            Ending::DiskIsFull(reason) => {
+                self.screen.end(run, "is stopped: the disk is full");
+                self.disk_is_full.get_or_insert(reason);
+            }
             Ending::Failed(reason) => {
                 let fault = place.gpu.clone().filter(|_| place.shared);
                 let last = fault.as_ref().and_then(|gpu| self.faults.get(gpu).copied());
@@ -253,6 +265,12 @@ impl Pool<'_> {
         let (done, failed) = (self.count(|s| *s == State::Done), self.count(|s| *s != State::Done));
         let (program, folder) = (program(), self.sweep.folder.display());
         drop(self.screen);
+        if let Some(reason) = &self.disk_is_full {
+            bail!(
+                "the disk of {folder} is full ({reason}): the pool stopped with {done} of {} done, and what was finished is saved. Free some space; the same command goes on",
+                counted(all, "run")
+            );
+        }
         if self.stopping {
             tell!("stopped with {done} of {} done. The same command goes on", counted(all, "run"));
             return Ok(Ended::Stopped);

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::json;
 
 use super::adopt::is_foreign;
+use super::cause::is_full_disk;
 use super::plan::{Planned, Sweep};
 use crate::args::{ConfigArgs, SweepTaskArgs, TaskOptions, TrainArgs};
 use crate::output::{tell, warn};
@@ -49,14 +50,16 @@ pub fn run(args: SweepTaskArgs) -> Result<Ended> {
             Ok(Ended::Stopped)
         }
         Err(error) if args.pipe => {
-            report_if(true, json!({"failed": in_words(&error)}));
+            report_if(true, json!({"failed": in_words(&error), "disk_is_full": is_full_disk(&error)}));
             Err(error)
         }
+        // No fault of the run, which goes on once there is room.
+        Err(error) if is_full_disk(&error) => Err(error),
         Ok(Ended::Stopped) if !args.pipe && std::env::var_os("SLURM_RESTART_COUNT").is_some() => {
             stopped_again(&sweep, &run)
         }
         Err(error) => {
-            // On a full disk there is no room for it: the exit status still says so.
+            // The exit status still says so.
             if let Err(problem) = sweep.record_failure(run.run, &in_words(&error)) {
                 warn(format!("the failure is not recorded: {}", in_words(&problem)));
             }

@@ -30,6 +30,8 @@ pub enum Ending {
     /// Another process trains the run.
     Held,
     Failed(String),
+    /// There is no room for what it writes.
+    DiskIsFull(String),
     /// Killed, or something that it could not report.
     Died(String),
 }
@@ -46,6 +48,7 @@ pub struct Worker {
     pub progressed: bool,
     /// What it said about its end.
     pub failed: Option<String>,
+    pub disk_is_full: bool,
     pub held: bool,
 }
 
@@ -88,8 +91,17 @@ impl Worker {
             .name(format!("run {run}"))
             .spawn(listen)
             .context("cannot start a thread")?;
-        let started = Instant::now();
-        Ok(Worker { child, input, place, started, epoch, progressed: false, failed: None, held: false })
+        Ok(Worker {
+            child,
+            input,
+            place,
+            started: Instant::now(),
+            epoch,
+            progressed: false,
+            failed: None,
+            disk_is_full: false,
+            held: false,
+        })
     }
 
     pub fn ask_to_stop(&mut self) {
@@ -99,8 +111,10 @@ impl Worker {
     /// Waits for the end and says what it was.
     pub fn ending(&mut self, sweep: &Sweep, run: usize) -> Result<Ending> {
         let status = self.child.wait().context("cannot wait for a process")?;
-        if let Some(reason) = self.failed.take() {
-            return Ok(Ending::Failed(reason));
+        match self.failed.take() {
+            Some(reason) if self.disk_is_full => return Ok(Ending::DiskIsFull(reason)),
+            Some(reason) => return Ok(Ending::Failed(reason)),
+            None => {}
         }
         Ok(match exit_means(status.code()) {
             Some(Ending::Stopped) if self.held => Ending::Held,
