@@ -73,7 +73,7 @@ fn several_runs_on_one_gpu_have_a_daemon() {
     );
 
     let script = format!(
-        "if [ \"$1\" = -d ]; then echo \"start $CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY\" >> {0}; else read word; echo \"$word $CUDA_MPS_PIPE_DIRECTORY\" >> {0}; fi",
+        "if [ \"$1\" = -d ]; then echo \"start $CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY $(PATH=/usr/bin:/bin stat -c %a $CUDA_MPS_PIPE_DIRECTORY/..)\" >> {0}; else read word; echo \"$word $CUDA_MPS_PIPE_DIRECTORY\" >> {0}; fi",
         log.display()
     );
     let path = fake(&scratch, "nvidia-cuda-mps-control", &script);
@@ -90,6 +90,7 @@ fn several_runs_on_one_gpu_have_a_daemon() {
     let lines: Vec<Vec<&str>> = lines.lines().map(|line| line.split(' ').collect()).collect();
     let words: Vec<&str> = lines.iter().map(|line| line[0]).collect();
     assert_eq!((words, lines[1][1]), (vec!["quit", "start", "quit"], "7"));
+    assert_eq!(lines[1][3], "700");
     assert_eq!((lines[0][1], lines[1][2]), (left.join("pipe").to_str().unwrap(), lines[2][1]));
     assert!(!left.exists() && !Path::new(lines[1][2]).exists());
 

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::json;
 
 use super::adopt::is_foreign;
-use super::cause::is_full_disk;
+use super::cause::{is_full_disk, is_of_the_gpu};
 use super::plan::{Planned, Sweep};
 use crate::args::{ConfigArgs, SweepTaskArgs, TaskOptions, TrainArgs};
 use crate::output::{tell, warn};
@@ -50,7 +50,9 @@ pub fn run(args: SweepTaskArgs) -> Result<Ended> {
             Ok(Ended::Stopped)
         }
         Err(error) if args.pipe => {
-            report_if(true, json!({"failed": in_words(&error), "disk_is_full": is_full_disk(&error)}));
+            let (disk_is_full, gpu_failed) = (is_full_disk(&error), is_of_the_gpu(&error));
+            let words = in_words(&error);
+            report_if(true, json!({"failed": words, "disk_is_full": disk_is_full, "gpu_failed": gpu_failed}));
             Err(error)
         }
         // No fault of the run, which goes on once there is room.

@@ -30,6 +30,8 @@ pub enum Ending {
     /// Another process trains the run.
     Held,
     Failed(String),
+    /// The GPU failed, or what stands between it and the process.
+    GpuFailed(String),
     /// There is no room for what it writes.
     DiskIsFull(String),
     /// Killed, or something that it could not report.
@@ -49,6 +51,7 @@ pub struct Worker {
     /// What it said about its end.
     pub failed: Option<String>,
     pub disk_is_full: bool,
+    pub gpu_failed: bool,
     pub held: bool,
 }
 
@@ -100,6 +103,7 @@ impl Worker {
             progressed: false,
             failed: None,
             disk_is_full: false,
+            gpu_failed: false,
             held: false,
         })
     }
@@ -113,6 +117,7 @@ impl Worker {
         let status = self.child.wait().context("cannot wait for a process")?;
         match self.failed.take() {
             Some(reason) if self.disk_is_full => return Ok(Ending::DiskIsFull(reason)),
+            Some(reason) if self.gpu_failed => return Ok(Ending::GpuFailed(reason)),
             Some(reason) => return Ok(Ending::Failed(reason)),
             None => {}
         }
