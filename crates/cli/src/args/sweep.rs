@@ -156,15 +156,15 @@ pub struct TaskOptions {
 }
 
 impl TaskOptions {
-    /// The same as words of a command line, but for the device, with this number of threads.
-    pub fn arguments(&self, threads: Option<usize>) -> Vec<String> {
+    /// The same as words of a command line, but for the device, with this number of threads, and this many bytes of a GPU where none are given.
+    pub fn arguments(&self, threads: Option<usize>, memory: Option<usize>) -> Vec<String> {
         let precision = &self.device.precision;
         let mut words = Vec::new();
         let mut add = |option: &str, value: String| words.extend([option.to_string(), value]);
         let name = |value: Option<clap::builder::PossibleValue>| value.map(|v| v.get_name().to_string());
         name(precision.to_possible_value()).into_iter().for_each(|precision| add("--precision", precision));
         threads.iter().for_each(|threads| add("--threads", threads.to_string()));
-        self.memory.gpu_memory.iter().for_each(|bytes| add("--gpu-memory", format!("{bytes}B")));
+        self.memory.gpu_memory.or(memory).iter().for_each(|bytes| add("--gpu-memory", format!("{bytes}B")));
         self.trackio.trackio.iter().for_each(|project| add("--trackio", project.clone()));
         words
     }

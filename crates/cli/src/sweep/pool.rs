@@ -194,7 +194,7 @@ impl Pool<'_> {
     fn ended(&mut self, run: usize) -> Result<()> {
         let Some(mut worker) = self.working.remove(&run) else { return Ok(()) };
         let place = &self.places[worker.place];
-        let shared = place.gpu.clone().filter(|_| place.shared);
+        let shared = place.gpu.clone().filter(|_| place.is_shared());
         let ending = worker.ending(self.sweep, run)?;
         if worker.progressed {
             self.deaths.remove(&run);

@@ -157,7 +157,7 @@ impl Job<'_> {
             pasteable(&self.program),
             pasteable(&self.folder)
         );
-        for word in self.args.task.arguments(self.args.task.device.threads) {
+        for word in self.args.task.arguments(self.args.task.device.threads, None) {
             task += &format!(" {}", pasteable(Path::new(&word)));
         }
         if let Some(roms) = &self.roms {

@@ -74,7 +74,7 @@ impl Worker {
         let mut command = Command::new(&program);
         command.args(["sweep", "task"]).arg(&sweep.folder).arg(run.to_string()).arg("--pipe");
         command.args(["--device", at.device(options.device.device).word()]);
-        command.args(options.arguments(Some(threads)));
+        command.args(options.arguments(Some(threads), at.memory));
         command.args(roms.map(|folder| [OsString::from("--roms"), folder.into()]).into_iter().flatten());
         command.envs(at.variables.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
