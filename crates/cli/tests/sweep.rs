@@ -42,6 +42,8 @@ fn a_sweep_is_written_down_once() {
         )
     );
     assert_eq!(counts(&folder), [0, 0, 8, 0]);
+    let words = String::from_utf8(sweep(&["status"], &folder, &[]).output().unwrap().stdout).unwrap();
+    assert!(words.ends_with("\n0.0 run-hours so far\n"), "{words}");
     assert_eq!(status(&folder)["runs"][3]["epochs"], 3);
 
     // The same once more changes nothing; another one is refused, here and inside of it.

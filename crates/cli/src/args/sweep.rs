@@ -53,8 +53,8 @@ pub struct SweepNewArgs {
 
 /// Say which runs of a sweep are done, running, waiting or failed, and how long the rest takes.
 ///
-/// The time left assumes that as many runs go on beside each other as now, at least one. A run-hour is an hour of one run; where every run has a GPU of its own,
-/// it is a GPU-hour.
+/// The time left assumes that as many runs go on beside each other as now, at least one. A run-hour is an hour of one run; runs that share a GPU share
+/// its GPU-hours.
 #[derive(clap::Args)]
 pub struct SweepStatusArgs {
     /// Folder of the sweep.

@@ -1,5 +1,6 @@
 //! What a sweep's folder says about its runs beside their own folders: logs, failures, stops.
 
+use std::io::Write;
 use std::path::PathBuf;
 
 use agent::write_atomically;
@@ -41,6 +42,24 @@ impl Sweep {
         std::fs::create_dir_all(self.folder.join("logs"))?;
         write_atomically(&path, format!("{epoch} {stops}\n").as_bytes())?;
         Ok(stops)
+    }
+
+    /// Notes that from this epoch on a run has a GPU with so many sharers, itself among them, or none at all.
+    pub fn record_sharers(&self, run: usize, epoch: usize, sharers: usize) -> std::io::Result<()> {
+        std::fs::create_dir_all(self.folder.join("logs"))?;
+        let path = self.numbered("logs", run, ".gpu");
+        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
+        file.write_all(format!("{epoch} {sharers}\n").as_bytes())
+    }
+
+    /// (epoch, sharers from there on), in order.
+    pub fn sharers(&self, run: usize) -> Vec<(usize, usize)> {
+        let text = std::fs::read_to_string(self.numbered("logs", run, ".gpu")).unwrap_or_default();
+        let parse = |line: &str| {
+            let (epoch, sharers) = line.split_once(' ')?;
+            Some((epoch.parse().ok()?, sharers.parse().ok()?))
+        };
+        text.lines().filter_map(parse).collect()
     }
 
     /// From now on a run has not failed.

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::adopt::is_foreign;
 use super::cause::{is_full_disk, is_of_the_gpu};
 use super::plan::{Planned, Sweep};
-use crate::args::{ConfigArgs, SweepTaskArgs, TaskOptions, TrainArgs};
+use crate::args::{ConfigArgs, DeviceName, SweepTaskArgs, TaskOptions, TrainArgs};
 use crate::output::{tell, warn};
 use crate::signals::Stop;
 use crate::train::{self, Moment};
@@ -34,6 +34,10 @@ pub fn run(args: SweepTaskArgs) -> Result<Ended> {
     }
     if !args.pipe {
         sweep.forget_failure(run.run);
+        let epoch = Run::newest_epoch(&sweep.run_folder(&run)).unwrap_or(0);
+        let gpus = usize::from(args.task.device.device == DeviceName::Cuda);
+        // Without it only the GPU-hours are wrong.
+        let _ = sweep.record_sharers(run.run, epoch, gpus);
     } else {
         stop_with_standard_input(stop.clone())?;
     }

@@ -70,6 +70,9 @@ impl Worker {
         let log = std::fs::create_dir_all(sweep.folder.join("logs"))
             .and_then(|()| OpenOptions::new().create(true).append(true).open(&path))
             .with_context(|| format!("cannot write {}", path.display()))?;
+        sweep
+            .record_sharers(run, epoch, at.sharers)
+            .with_context(|| format!("cannot write to {}", sweep.folder.join("logs").display()))?;
         let program = std::env::current_exe().context("cannot find this program")?;
         let mut command = Command::new(&program);
         command.args(["sweep", "task"]).arg(&sweep.folder).arg(run.to_string()).arg("--pipe");
