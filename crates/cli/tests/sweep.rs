@@ -8,6 +8,8 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use serde_json::Value;
+
 use common::sweeps::{counts, expect_undisturbed, kill, new, run, run_folder, status, sweep};
 use common::{SMALL, Scratch, iris, results, stderr, train};
 
@@ -179,6 +181,34 @@ fn runs_of_another_plan_are_refused() {
     assert!(status(&folder)["runs"][0]["reason"].as_str().unwrap().contains(answer));
     assert_eq!(counts(&folder), [0, 0, 0, 1]);
     expect_undisturbed(&folder, 0);
+}
+
+/// Runs with other settings are other agents.
+#[test]
+fn a_report_has_an_agent_per_variant() {
+    let scratch = Scratch::new("sweep-variants");
+    let folder = scratch.0.join("sweep");
+    let mut made = sweep(&["new"], &folder, &["--games", "catch", "--seeds", "0"]);
+    let made = made.args(SMALL).arg("actor_critic.schedule.learning_rate=0.0001,0.1").output().unwrap();
+    assert!(made.status.success(), "{}", stderr(&made));
+    let agents = |input: &Path| -> Vec<String> {
+        let mut report = iris();
+        report.arg("report").arg(input).args(["--reps", "50", "--out"]).arg(scratch.0.join("report"));
+        let report = report.output().unwrap();
+        assert!(report.status.success(), "{}", stderr(&report));
+        let page = std::fs::read(scratch.0.join("report/report.json")).unwrap();
+        let page: Value = serde_json::from_slice(&page).unwrap();
+        let agents = page["agents"].as_array().unwrap();
+        agents.iter().map(|agent| agent["name"].as_str().unwrap().to_string()).collect()
+    };
+    let names = ["0.0001", "0.1"].map(|rate| format!("actor_critic.schedule.learning_rate={rate}"));
+    // One is done before the other has begun.
+    assert!(sweep(&["task"], &folder, &["0"]).status().unwrap().success());
+    assert_eq!(agents(&folder), names[..1]);
+    assert!(run(&folder, &[]).status.success());
+    assert_eq!(agents(&folder), names);
+    assert_eq!(agents(&folder.join("runs")), names);
+    assert_eq!(agents(&folder.join("runs").join(&names[1])).len(), 1);
 }
 
 /// A child is killed, the pool is stopped by Ctrl-C, and then killed itself.

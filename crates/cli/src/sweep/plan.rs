@@ -141,6 +141,12 @@ impl Plan {
         Ok(variants)
     }
 
+    /// Where the runs of each combination are, in `runs`.
+    pub fn variant_names(&self) -> Result<Vec<String>> {
+        let names = folder_names(&self.variants()?);
+        Ok(names.into_iter().map(|name| name.trim_end_matches('/').to_string()).collect())
+    }
+
     /// All runs in their order: games with the first seed, then with the next.
     fn runs(&self) -> Result<Vec<Planned>> {
         let variants = self.variants()?;
@@ -283,6 +289,10 @@ impl Sweep {
         );
         write_atomically(&folder.join(FILE), text.as_bytes())?;
         Ok((sweep, true))
+    }
+
+    pub fn is_in(folder: &Path) -> bool {
+        folder.join(FILE).is_file()
     }
 
     pub fn load(folder: &Path) -> Result<Sweep> {
