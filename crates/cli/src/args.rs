@@ -101,6 +101,17 @@ pub enum DeviceName {
     Cpu,
 }
 
+impl DeviceName {
+    /// As it is written on a command line.
+    pub fn word(self) -> &'static str {
+        match self {
+            DeviceName::Auto => "auto",
+            DeviceName::Cuda => "cuda",
+            DeviceName::Cpu => "cpu",
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PrecisionName {
     /// Activations in bf16; parameters, statistics, losses and optimiser state in f32.

@@ -100,9 +100,7 @@ pub fn actions_of(env: &str) -> Result<usize> {
 
 /// A preset, then a file, then `key.sub=value` overrides, each on top of what came before.
 pub fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Result<TrainConfig> {
-    let known = Value::try_from(TrainConfig::default())?;
-    let mut accepted = known.clone();
-    merge(accepted.as_table_mut().unwrap_or(&mut Table::new()), nested(DROPOUT, Value::Float(0.0)));
+    let (known, accepted) = known_keys()?;
     let mut chosen: Table = presets::find(preset)?.parse().with_context(|| format!("preset {preset}"))?;
     let games = chosen.remove(GAMES);
     expand_dropout(&mut chosen);
@@ -120,20 +118,7 @@ pub fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Resul
         // A file says what it says about its own game; the one that is played may be another.
         check_actions(&changes, changes.get("env").and_then(Value::as_str)).with_context(found_in)?;
     }
-    let mut single = Table::new();
-    for text in overrides {
-        let Some((key, value)) = text.split_once('=') else {
-            bail!("`{text}` is not an override: write key.sub=value");
-        };
-        let parts = key.split('.').count();
-        if parts > DEEPEST_KEY {
-            bail!("an override has a key of {parts} parts; no key has more than {DEEPEST_KEY}");
-        }
-        let mut change = nested(key.trim(), parse_value(value.trim()));
-        check_keys(&change, &accepted, "")?;
-        expand_dropout(&mut change);
-        merge(&mut single, change);
-    }
+    let single = parse_overrides(overrides, &accepted)?;
     merge(&mut changes, single.clone());
     // What the preset says about the game comes before what the user says about anything.
     let env = changes.get("env").or(table.get("env")).and_then(Value::as_str).unwrap_or_default();
@@ -149,6 +134,40 @@ pub fn combine(preset: &str, file: Option<&Path>, overrides: &[String]) -> Resul
         Value::Table(table).try_into().map_err(|e: toml::de::Error| anyhow!("{}", e.message()))?;
     config.validate()?;
     Ok(config)
+}
+
+/// The keys of a config, and those that can be given, with default values.
+fn known_keys() -> Result<(Value, Value)> {
+    let known = Value::try_from(TrainConfig::default())?;
+    let mut accepted = known.clone();
+    merge(accepted.as_table_mut().unwrap_or(&mut Table::new()), nested(DROPOUT, Value::Float(0.0)));
+    Ok((known, accepted))
+}
+
+/// `key.sub=value` overrides as one table.
+fn parse_overrides(overrides: &[String], accepted: &Value) -> Result<Table> {
+    let mut table = Table::new();
+    for text in overrides {
+        let Some((key, value)) = text.split_once('=') else {
+            bail!("`{text}` is not an override: write key.sub=value");
+        };
+        let parts = key.split('.').count();
+        if parts > DEEPEST_KEY {
+            bail!("an override has a key of {parts} parts; no key has more than {DEEPEST_KEY}");
+        }
+        let mut change = nested(key.trim(), parse_value(value.trim()));
+        check_keys(&change, accepted, "")?;
+        expand_dropout(&mut change);
+        merge(&mut table, change);
+    }
+    Ok(table)
+}
+
+/// A config with overrides on top.
+pub fn changed(config: &TrainConfig, overrides: &[String]) -> Result<TrainConfig> {
+    let mut table = Table::try_from(config)?;
+    merge(&mut table, parse_overrides(overrides, &known_keys()?.1)?);
+    Value::Table(table).try_into().map_err(|e: toml::de::Error| anyhow!("{}", e.message()))
 }
 
 /// Replaces the world model's `dropout` by the three keys it stands for, where they are not given themselves.

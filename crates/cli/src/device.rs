@@ -1,6 +1,6 @@
 //! The device that a command computes on.
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use engine::{Device, DeviceKind, Error, Precision};
 
 use crate::args::{DeviceArgs, DeviceName, PrecisionName};
@@ -21,7 +21,10 @@ impl DeviceArgs {
         };
         Device::open(kind, precision, self.threads).map_err(|error| match error {
             Error::NoGpu { .. } | Error::Gpu { .. } => {
-                anyhow!("{error}. `{} doctor` shows what is missing; --device cpu needs no GPU", program())
+                let advice =
+                    format!("`{} doctor` shows what is missing; --device cpu needs no GPU", program());
+                let words = format!("{error}. {advice}");
+                anyhow::Error::from(error).context(words)
             }
             other => other.into(),
         })

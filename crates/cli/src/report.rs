@@ -9,6 +9,7 @@ use report::{Report, Request, Settings, VariantTable};
 use crate::args::ReportArgs;
 use crate::output::{say, tell};
 use crate::progress::{Lines, Progress};
+use crate::sweep;
 
 /// Bootstrap replicates that fit into memory.
 const MOST_REPS: usize = 10_000_000;
@@ -19,8 +20,17 @@ pub fn run(args: ReportArgs) -> Result<()> {
     }
     let known = |game: envs::Game| (game.name, [game.random.into(), game.skilled.into()]);
     let own = envs::all_games().into_iter().filter(|game| game.title().is_none());
+    let mut variants = Vec::new();
+    let mut inputs = Vec::new();
+    for input in args.inputs {
+        match sweep::variants(&input)? {
+            None => inputs.push(input),
+            Some(folders) => variants.extend(folders),
+        }
+    }
     let request = Request {
-        inputs: args.inputs,
+        inputs,
+        variants,
         agents: args.agents,
         name: args.name,
         references: args.references,

@@ -1,6 +1,6 @@
 //! `iris train`: a run from its config to its end, with progress.
 
-mod go_on;
+pub mod go_on;
 
 use std::collections::HashMap;
 use std::io::ErrorKind;

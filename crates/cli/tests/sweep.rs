@@ -1,70 +1,23 @@
-//! `iris sweep` on tiny budgets: what is written down, pools that are stopped and killed, runs that fail, and bad input.
+//! `iris sweep` on tiny budgets: what is written down, pools that are stopped and killed, runs that fail, and bad input. GPUs and Slurm are in `sweep_places.rs`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #![cfg(unix)]
 
 mod common;
 
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
-use common::{SMALL, Scratch, iris, results, stderr, train};
 use serde_json::Value;
 
-fn sweep(words: &[&str], folder: &Path, more: &[&str]) -> Command {
-    let mut command = iris();
-    command.arg("sweep").args(words).arg(folder).args(more);
-    command
-}
-
-/// A sweep of tiny runs of arcade/catch.
-fn new(folder: &Path, seeds: &str) {
-    let made = sweep(&["new"], folder, &["--games", "catch", "--seeds", seeds]).args(SMALL).output().unwrap();
-    assert!(made.status.success(), "{}", stderr(&made));
-}
-
-fn run(folder: &Path, more: &[&str]) -> Output {
-    sweep(&["run"], folder, more).output().unwrap()
-}
-
-fn status(folder: &Path) -> Value {
-    let output = sweep(&["status"], folder, &["--json"]).output().unwrap();
-    assert!(output.status.success(), "{}", stderr(&output));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
-fn counts(folder: &Path) -> [u64; 4] {
-    let status = status(folder);
-    ["done", "running", "waiting", "failed"].map(|state| status[state].as_u64().unwrap())
-}
-
-fn run_folder(folder: &Path, seed: u64) -> PathBuf {
-    folder.join(format!("runs/arcade/catch/seed{seed}"))
-}
-
-/// The runs with seeds 0 to `last` are those of `iris train`, to the bit.
-fn expect_undisturbed(folder: &Path, last: u64) {
-    for seed in 0..=last {
-        let whole = folder.with_extension(format!("whole{seed}"));
-        assert!(train(&whole, &[&format!("seed={seed}")]).status.success());
-        for ((name, expected), (_, got)) in
-            results(&whole).into_iter().zip(results(&run_folder(folder, seed)))
-        {
-            assert!(expected == got, "{name} of seed {seed} differs");
-        }
-    }
-}
+use common::sweeps::{counts, expect_undisturbed, kill, new, run, run_folder, status, sweep};
+use common::{SMALL, Scratch, iris, results, stderr, train};
 
 /// A pool and the lines it says.
 fn start(folder: &Path, more: &[&str]) -> (Child, impl Iterator<Item = String> + use<>) {
     let mut child = sweep(&["run"], folder, more).stderr(Stdio::piped()).spawn().unwrap();
     let said = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
     (child, said)
-}
-
-fn kill(signal: &str, process: &str) {
-    assert!(Command::new("kill").args([signal, process]).status().unwrap().success());
 }
 
 /// The process that a pool with one job has started.
@@ -91,6 +44,8 @@ fn a_sweep_is_written_down_once() {
         )
     );
     assert_eq!(counts(&folder), [0, 0, 8, 0]);
+    let words = String::from_utf8(sweep(&["status"], &folder, &[]).output().unwrap().stdout).unwrap();
+    assert!(words.ends_with("\n0.0 run-hours so far\n"), "{words}");
     assert_eq!(status(&folder)["runs"][3]["epochs"], 3);
 
     // The same once more changes nothing; another one is refused, here and inside of it.
@@ -106,6 +61,12 @@ fn a_sweep_is_written_down_once() {
     assert!(other.contains("holds another sweep, of 8 runs: choose another folder"), "{other}");
     let inside = refused(&folder.join("more"), &["--games", "catch"]);
     assert!(inside.contains("lies in the sweep"), "{inside}");
+    for path in ["more", "more/../other", "../sweep/more"] {
+        let mut relative = iris();
+        relative.current_dir(&folder).args(["sweep", "new", path, "--games", "catch"]);
+        let text = stderr(&relative.output().unwrap());
+        assert!(text.contains(&format!("{path} lies in the sweep ")), "{text}");
+    }
     let nowhere = scratch.0.join("nowhere");
     let unknown = refused(&nowhere, &["--games", "catch,brakout"]);
     assert!(
@@ -176,6 +137,80 @@ fn a_pool_trains_every_run_as_train_does() {
     assert!(page.contains("arcade/catch"), "{page}");
 }
 
+/// A sweep that is planned anew in the same folder does not take over what the old one left.
+#[test]
+fn runs_of_another_plan_are_refused() {
+    let scratch = Scratch::new("sweep-foreign");
+    let folder = scratch.0.join("sweep");
+    new(&folder, "0");
+    let alone = run(&folder, &[]);
+    assert!(alone.status.success() && stderr(&alone).contains("\nthe run is done. "), "{}", stderr(&alone));
+    let plan = std::fs::read_to_string(folder.join("sweep.toml")).unwrap();
+    for file in ["sweep.toml", "runs.jsonl"] {
+        std::fs::remove_file(folder.join(file)).unwrap();
+    }
+    let again = |more: &[&str]| {
+        sweep(&["new"], &folder, &["--games", "catch", "--seeds", "0"])
+            .args(SMALL)
+            .args(more)
+            .output()
+            .unwrap()
+    };
+    let other = again(&["agent.world_model.dropout=0.3"]);
+    let text = stderr(&other);
+    assert!(other.status.code() == Some(1) && text.lines().count() == 1, "{text}");
+    assert!(
+        text.contains("seed0 was begun with other settings than this sweep's: agent.world_model."),
+        "{text}"
+    );
+    assert!(!folder.join("sweep.toml").exists());
+    assert!(again(&[]).status.success());
+
+    // The same by hand.
+    std::fs::remove_file(folder.join("runs.jsonl")).unwrap();
+    std::fs::write(folder.join("sweep.toml"), plan.replace("collection.steps=50", "collection.steps=60"))
+        .unwrap();
+    let answer =
+        "was begun with other settings than this sweep's: collection.steps is 50, not 60. Move it away";
+    for words in [&["run"][..], &["task"]] {
+        let number = if words == ["task"] { &["0"][..] } else { &[] };
+        let output = sweep(words, &folder, number).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        assert!(words == ["run"] || stderr(&output).contains(answer), "{}", stderr(&output));
+    }
+    assert!(status(&folder)["runs"][0]["reason"].as_str().unwrap().contains(answer));
+    assert_eq!(counts(&folder), [0, 0, 0, 1]);
+    expect_undisturbed(&folder, 0);
+}
+
+/// Runs with other settings are other agents.
+#[test]
+fn a_report_has_an_agent_per_variant() {
+    let scratch = Scratch::new("sweep-variants");
+    let folder = scratch.0.join("sweep");
+    let mut made = sweep(&["new"], &folder, &["--games", "catch", "--seeds", "0"]);
+    let made = made.args(SMALL).arg("actor_critic.schedule.learning_rate=0.0001,0.1").output().unwrap();
+    assert!(made.status.success(), "{}", stderr(&made));
+    let agents = |input: &Path| -> Vec<String> {
+        let mut report = iris();
+        report.arg("report").arg(input).args(["--reps", "50", "--out"]).arg(scratch.0.join("report"));
+        let report = report.output().unwrap();
+        assert!(report.status.success(), "{}", stderr(&report));
+        let page = std::fs::read(scratch.0.join("report/report.json")).unwrap();
+        let page: Value = serde_json::from_slice(&page).unwrap();
+        let agents = page["agents"].as_array().unwrap();
+        agents.iter().map(|agent| agent["name"].as_str().unwrap().to_string()).collect()
+    };
+    let names = ["0.0001", "0.1"].map(|rate| format!("actor_critic.schedule.learning_rate={rate}"));
+    // One is done before the other has begun.
+    assert!(sweep(&["task"], &folder, &["0"]).status().unwrap().success());
+    assert_eq!(agents(&folder), names[..1]);
+    assert!(run(&folder, &[]).status.success());
+    assert_eq!(agents(&folder), names);
+    assert_eq!(agents(&folder.join("runs")), names);
+    assert_eq!(agents(&folder.join("runs").join(&names[1])).len(), 1);
+}
+
 /// A child is killed, the pool is stopped by Ctrl-C, and then killed itself.
 #[cfg(target_os = "linux")]
 #[test]
@@ -221,43 +256,104 @@ fn two_pools_share_a_sweep() {
     expect_undisturbed(&folder, 3);
 }
 
-/// A full disk under one run: the others go on, nothing is lost, and it is not tried again unless asked for.
+/// One run fails: the others go on, nothing is lost, and it is not tried again unless asked for.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_failed_run_is_recorded_and_tried_again_on_request() {
     let scratch = Scratch::new("sweep-failed");
     let folder = scratch.0.join("sweep");
     new(&folder, "0..1");
-    let full = run_folder(&folder, 0).join("metrics.jsonl");
-    std::fs::create_dir_all(full.parent().unwrap()).unwrap();
-    std::os::unix::fs::symlink("/dev/full", &full).unwrap();
+    let bad = run_folder(&folder, 0).join("replay");
+    std::fs::create_dir_all(bad.parent().unwrap()).unwrap();
+    std::fs::write(&bad, "").unwrap();
     let output = run(&folder, &[]);
     let text = stderr(&output);
-    assert!(output.status.code() == Some(1) && text.contains("1 of 2 runs failed, 1 are done"), "{text}");
+    assert!(output.status.code() == Some(1) && text.contains("1 of 2 runs failed, 1 done"), "{text}");
     let all = status(&folder);
     assert_eq!(all["runs"][0]["state"], "failed");
-    assert!(all["runs"][0]["reason"].as_str().unwrap().contains("No space left"), "{all}");
+    assert!(all["runs"][0]["reason"].as_str().unwrap().contains("seed0/replay: File exists"), "{all}");
     let words = String::from_utf8(sweep(&["status"], &folder, &[]).output().unwrap().stdout).unwrap();
     assert!(
-        words.contains("    0  arcade/catch seed 0: failed after 0 of 4 epochs: cannot save the run"),
+        words.contains("    0  arcade/catch seed 0: failed after 0 of 4 epochs: cannot create the replay"),
         "{words}"
     );
     let again = run(&folder, &[]);
     assert!(again.status.code() == Some(1) && !stderr(&again).contains("begins"), "{}", stderr(&again));
 
-    // As one element of an array it fails too, now because it cannot go on.
+    // As one element of an array it fails too.
     let task = sweep(&["task"], &folder, &["0"]).output().unwrap();
     let text = stderr(&task);
-    assert!(
-        task.status.code() == Some(1) && text.contains("metrics.jsonl: it is not a regular file"),
-        "{text}"
-    );
+    assert!(task.status.code() == Some(1) && text.contains("seed0/replay: File exists"), "{text}");
     assert_eq!(counts(&folder), [1, 0, 0, 1]);
-    std::fs::remove_file(&full).unwrap();
+    std::fs::remove_file(&bad).unwrap();
     let output = run(&folder, &["--retry"]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(counts(&folder), [2, 0, 0, 0]);
     expect_undisturbed(&folder, 1);
+}
+
+/// A full disk is no fault of the runs: nothing is recorded, and the same command goes on when there is room.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_stops_the_pool() {
+    let scratch = Scratch::new("sweep-full");
+    let folder = scratch.0.join("sweep");
+    new(&folder, "0..1");
+    let expect_full = |folder: &Path| {
+        let output = run(folder, &["--jobs", "2"]);
+        let text = stderr(&output);
+        let last = text.lines().last().unwrap();
+        let start = format!("error: the disk of {} is full (", folder.display());
+        assert!(output.status.code() == Some(1) && last.starts_with(&start), "{text}");
+        assert!(last.contains("No space left") && last.ends_with("the same command goes on"), "{text}");
+    };
+    let full = run_folder(&folder, 0).join("metrics.jsonl");
+    std::fs::create_dir_all(full.parent().unwrap()).unwrap();
+    std::os::unix::fs::symlink("/dev/full", &full).unwrap();
+    expect_full(&folder);
+    assert_eq!(counts(&folder), [0, 0, 2, 0]);
+    std::fs::remove_file(&full).unwrap();
+    assert!(run(&folder, &[]).status.success());
+    expect_undisturbed(&folder, 1);
+
+    // A real one, where this may mount it.
+    let disk = scratch.0.join("disk");
+    std::fs::create_dir(&disk).unwrap();
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=24m", "none"]).arg(&disk).stderr(Stdio::null());
+    if !mount.status().is_ok_and(|status| status.success()) {
+        eprintln!("skipped: only root can mount a small disk");
+        return;
+    }
+    let _unmount = Unmount(&disk);
+    let folder = disk.join("sweep");
+    new(&folder, "0");
+    // As much as leaves room for a part of the run.
+    let filler = disk.join("filler");
+    for megabytes in [23, 20] {
+        std::fs::write(&filler, vec![1; megabytes << 20]).unwrap();
+        expect_full(&folder);
+        assert_eq!(counts(&folder), [0, 0, 1, 0]);
+    }
+    std::fs::remove_file(&filler).unwrap();
+    let output = run(&folder, &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    for ((name, expected), (_, got)) in results(&scratch.0.join("sweep/runs/arcade/catch/seed0"))
+        .into_iter()
+        .zip(results(&run_folder(&folder, 0)))
+    {
+        assert!(expected == got, "{name} differs");
+    }
+}
+
+#[cfg(target_os = "linux")]
+struct Unmount<'a>(&'a Path);
+
+#[cfg(target_os = "linux")]
+impl Drop for Unmount<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0).status();
+    }
 }
 
 /// Nothing can be written anywhere: the pool does not go through all runs.
@@ -293,104 +389,4 @@ fn a_task_is_one_run() {
     assert_eq!(counts(&folder), [0, 1, 0, 0]);
     drop(lock);
     expect_undisturbed(&folder, 0);
-}
-
-/// A folder with a program of this name that runs a shell script.
-fn fake(scratch: &Scratch, name: &str, script: &str) -> PathBuf {
-    let folder = scratch.0.join("bin");
-    std::fs::create_dir_all(&folder).unwrap();
-    let path = folder.join(name);
-    std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-    folder
-}
-
-/// The runs of the test compute on the CPU: only the daemon is looked at.
-#[cfg(target_os = "linux")]
-#[test]
-fn several_runs_on_one_gpu_have_a_daemon() {
-    let scratch = Scratch::new("sweep-mps");
-    let folder = scratch.0.join("sweep");
-    new(&folder, "0..1");
-    let log = scratch.0.join("mps.log");
-    let said = |words: &[&str], path: &Path| {
-        let mut command = sweep(&["run"], &folder, words);
-        command.env("PATH", path).env("CUDA_VISIBLE_DEVICES", "5,7").env("TMPDIR", &scratch.0);
-        command.output().unwrap()
-    };
-    let nothing = scratch.0.join("nothing");
-    let missing = said(&["--jobs", "2", "--gpus", "1"], &nothing);
-    let text = stderr(&missing);
-    assert!(missing.status.code() == Some(1) && text.lines().count() == 1, "{text}");
-    assert!(
-        text.contains("nvidia-cuda-mps-control is not on the PATH") && !folder.join("logs").exists(),
-        "{text}"
-    );
-    let absent = said(&["--gpus", "2"], &nothing);
-    assert!(
-        stderr(&absent).contains("there is no GPU 2: CUDA_VISIBLE_DEVICES is `5,7`"),
-        "{}",
-        stderr(&absent)
-    );
-
-    let script = format!(
-        "if [ \"$1\" = -d ]; then echo \"start $CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY\" >> {0}; else read word; echo \"$word $CUDA_MPS_PIPE_DIRECTORY\" >> {0}; fi",
-        log.display()
-    );
-    let path = fake(&scratch, "nvidia-cuda-mps-control", &script);
-    // Of a pool that was killed: no process has this number.
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let left = scratch.0.join(format!("iris-mps-{}-4999999-0", host.trim()));
-    std::fs::create_dir(&left).unwrap();
-    let output = said(&["--jobs", "2", "--gpus", "1"], &path);
-    assert!(output.status.success(), "{}", stderr(&output));
-    let lines = std::fs::read_to_string(&log).unwrap();
-    let lines: Vec<Vec<&str>> = lines.lines().map(|line| line.split(' ').collect()).collect();
-    let words: Vec<&str> = lines.iter().map(|line| line[0]).collect();
-    assert_eq!((words, lines[1][1]), (vec!["quit", "start", "quit"], "7"));
-    assert_eq!((lines[0][1], lines[1][2]), (left.join("pipe").to_str().unwrap(), lines[2][1]));
-    assert!(!left.exists() && !Path::new(lines[1][2]).exists());
-
-    // One run per GPU needs none.
-    assert!(said(&["--jobs", "2", "--gpus", "0,1"], &nothing).status.success());
-    let broken = fake(&scratch, "nvidia-cuda-mps-control", "echo no such GPU; exit 1");
-    let refused = said(&["--jobs", "2", "--gpus", "0"], &broken);
-    assert!(stderr(&refused).contains("failed for GPU 5: no such GPU"), "{}", stderr(&refused));
-}
-
-#[test]
-fn a_slurm_script_has_the_runs_that_are_left() {
-    let scratch = Scratch::new("sweep-slurm");
-    let folder = scratch.0.join("sweep");
-    new(&folder, "0..3");
-    assert!(sweep(&["task"], &folder, &["1"]).output().unwrap().status.success());
-    let slurm =
-        |words: &[&str], path: &Path| sweep(&["slurm"], &folder, words).env("PATH", path).output().unwrap();
-    let nothing = scratch.0.join("nothing");
-    let missing = slurm(
-        &["--submit", "--at-once", "2", "--", "--gres=gpu:1", "-p", "gpu", "--signal=USR1@60"],
-        &nothing,
-    );
-    let text = stderr(&missing);
-    assert!(missing.status.code() == Some(1) && text.contains("sbatch is not on the PATH"), "{text}");
-    let script = std::fs::read_to_string(folder.join("sweep.sbatch")).unwrap();
-    for line in
-        ["--array=0,2-3%2", "--requeue", "--open-mode=append", "--gres=gpu:1", "-p gpu", "--signal=USR1@60"]
-    {
-        assert!(script.contains(&format!("\n#SBATCH {line}\n")), "{line} in {script}");
-    }
-    assert!(
-        !script.contains("USR1@300") && script.contains(" \"$SLURM_ARRAY_TASK_ID\" --device auto"),
-        "{script}"
-    );
-    let syntax = Command::new("bash").arg("-n").arg(folder.join("sweep.sbatch")).output().unwrap();
-    assert!(syntax.status.success(), "{}", stderr(&syntax));
-
-    let path = fake(&scratch, "sbatch", "echo Submitted batch job 7");
-    let submitted = slurm(&["--submit"], &path);
-    assert!(String::from_utf8_lossy(&submitted.stdout).ends_with("Submitted batch job 7\n"));
-    let refused = slurm(&["--submit"], &fake(&scratch, "sbatch", "echo invalid partition >&2; exit 1"));
-    assert!(stderr(&refused).contains("sbatch refused") && stderr(&refused).contains("invalid partition"));
-    let own = slurm(&["--", "--array=0-3"], &nothing);
-    assert!(stderr(&own).contains("--array belongs to the sweep"), "{}", stderr(&own));
 }

@@ -18,7 +18,8 @@ fn games() -> Result<Games, ReportError> {
 pub fn scores(path: &Path, settings: Settings) -> Result<Report, ReportError> {
     let (games, mut notes) = (games()?, Vec::new());
     let (inputs, name) = (vec![path.to_path_buf()], "ours".to_string());
-    let request = Request { inputs, agents: None, name, references: None, built_in: Vec::new() };
+    let request =
+        Request { inputs, agents: None, name, references: None, variants: Vec::new(), built_in: Vec::new() };
     let agents = own_agents(&request, &games, &mut notes)?;
     Report::new(Gathered { games, agents, notes }, settings)
 }

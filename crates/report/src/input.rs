@@ -1,7 +1,7 @@
 //! From what was asked for to a list of agents: published ones, score files, and our own runs grouped into one.
 
 use std::collections::{BTreeMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::ReportError;
 use crate::agents::{Agent, Kind, PAPER, published};
@@ -16,6 +16,8 @@ pub struct Request {
     pub inputs: Vec<PathBuf>,
     /// Published agents; the paper's if not given.
     pub agents: Option<Vec<String>>,
+    /// Folders of run folders that are an agent each, with their names: runs of the same games and seeds with other settings.
+    pub variants: Vec<(String, PathBuf)>,
     /// What the runs and evaluations together are called.
     pub name: String,
     /// More games: `{"Game": [random, human]}`.
@@ -114,17 +116,7 @@ pub fn own_agents(
             false => path,
         };
         if folder.is_dir() {
-            for folder in runs::find(folder)? {
-                match runs::load(&folder, games) {
-                    Ok(Some(run)) => found.push(run),
-                    Ok(None) => notes.push(format!("{}: never evaluated, left out", folder.display())),
-                    // The other runs are as good as before.
-                    Err(error) => {
-                        notes.push(format!("{error}; the run is left out"));
-                        unreadable.get_or_insert(error);
-                    }
-                }
-            }
+            found.extend(load_runs(folder, games, notes, &mut unreadable)?);
             continue;
         }
         match scores::load(path, games)? {
@@ -140,11 +132,45 @@ pub fn own_agents(
         let runs = newest(found, notes);
         agents.insert(0, grouped(&request.name, runs, evaluations, notes));
     }
-    match (request.inputs.first(), unreadable) {
+    for (name, folder) in &request.variants {
+        // Those that were not begun yet have no folder, or no run in it.
+        let runs = match load_runs(folder, games, notes, &mut unreadable) {
+            Err(ReportError::NoRuns { .. } | ReportError::Read { .. }) => Vec::new(),
+            loaded => loaded?,
+        };
+        match runs.is_empty() {
+            true => notes.push(format!("{name}: no run was evaluated yet, left out")),
+            false => agents.push(grouped(name, newest(runs, notes), Vec::new(), notes)),
+        }
+    }
+    match (request.inputs.iter().chain(request.variants.iter().map(|(_, folder)| folder)).next(), unreadable)
+    {
         (Some(_), Some(error)) if agents.is_empty() => Err(error),
         (Some(path), None) if agents.is_empty() => Err(ReportError::NoScores { path: path.clone() }),
         _ => Ok(agents),
     }
+}
+
+/// The runs of a folder that were evaluated.
+fn load_runs(
+    folder: &Path,
+    games: &Games,
+    notes: &mut Vec<String>,
+    unreadable: &mut Option<ReportError>,
+) -> Result<Vec<Run>, ReportError> {
+    let mut found = Vec::new();
+    for folder in runs::find(folder)? {
+        match runs::load(&folder, games) {
+            Ok(Some(run)) => found.push(run),
+            Ok(None) => notes.push(format!("{}: never evaluated, left out", folder.display())),
+            // The other runs are as good as before.
+            Err(error) => {
+                notes.push(format!("{error}; the run is left out"));
+                unreadable.get_or_insert(error);
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// One run per game and seed: a repeated one is the same experiment, so only the newest counts.

@@ -53,6 +53,7 @@ fn request(inputs: &[&Path], agents: &[&str]) -> Request {
         agents: Some(agents.iter().map(|name| name.to_string()).collect()),
         name: "ours".to_string(),
         references: None,
+        variants: Vec::new(),
         built_in: Vec::new(),
     }
 }

@@ -124,6 +124,7 @@ fn the_papers_table_and_its_marks() {
         agents: None,
         name: "ours".to_string(),
         references: None,
+        variants: Vec::new(),
         built_in: Vec::new(),
     };
     let settings = Settings { replicates: 1, seed: 0, rng: Rng::Fast };
@@ -185,7 +186,14 @@ fn gains_over_the_baselines() {
 
 fn request(inputs: Vec<std::path::PathBuf>, agents: &[&str]) -> Request {
     let agents = Some(agents.iter().map(|name| name.to_string()).collect());
-    Request { inputs, agents, name: "ours".to_string(), references: None, built_in: Vec::new() }
+    Request {
+        inputs,
+        agents,
+        name: "ours".to_string(),
+        references: None,
+        variants: Vec::new(),
+        built_in: Vec::new(),
+    }
 }
 
 #[test]
@@ -237,6 +245,7 @@ fn unknown_agents_are_named() {
         agents: Some(vec!["Dreamer".to_string()]),
         name: "ours".to_string(),
         references: None,
+        variants: Vec::new(),
         built_in: Vec::new(),
     };
     let error = gather(&request).err().unwrap().to_string();

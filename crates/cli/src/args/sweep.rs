@@ -53,8 +53,8 @@ pub struct SweepNewArgs {
 
 /// Say which runs of a sweep are done, running, waiting or failed, and how long the rest takes.
 ///
-/// The time left assumes that as many runs go on beside each other as now, at least one. A run-hour is an hour of one run; where every run has a GPU of its own,
-/// it is a GPU-hour.
+/// The time left assumes that as many runs go on beside each other as now, at least one. A run-hour is an hour of one run; runs that share a GPU share
+/// its GPU-hours.
 #[derive(clap::Args)]
 pub struct SweepStatusArgs {
     /// Folder of the sweep.
@@ -156,16 +156,15 @@ pub struct TaskOptions {
 }
 
 impl TaskOptions {
-    /// The same as words of a command line, with this number of threads.
-    pub fn arguments(&self, threads: Option<usize>) -> Vec<String> {
-        let DeviceArgs { device, precision, .. } = &self.device;
+    /// The same as words of a command line, but for the device, with this number of threads, and this many bytes of a GPU where none are given.
+    pub fn arguments(&self, threads: Option<usize>, memory: Option<usize>) -> Vec<String> {
+        let precision = &self.device.precision;
         let mut words = Vec::new();
         let mut add = |option: &str, value: String| words.extend([option.to_string(), value]);
         let name = |value: Option<clap::builder::PossibleValue>| value.map(|v| v.get_name().to_string());
-        name(device.to_possible_value()).into_iter().for_each(|device| add("--device", device));
         name(precision.to_possible_value()).into_iter().for_each(|precision| add("--precision", precision));
         threads.iter().for_each(|threads| add("--threads", threads.to_string()));
-        self.memory.gpu_memory.iter().for_each(|bytes| add("--gpu-memory", format!("{bytes}B")));
+        self.memory.gpu_memory.or(memory).iter().for_each(|bytes| add("--gpu-memory", format!("{bytes}B")));
         self.trackio.trackio.iter().for_each(|project| add("--trackio", project.clone()));
         words
     }

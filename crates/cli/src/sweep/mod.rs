@@ -1,15 +1,19 @@
 //! `iris sweep`: many runs, by a pool of processes on this machine or by Slurm. A run's own lock decides who trains it; nothing else is shared.
 
+mod adopt;
+mod cause;
 mod mps;
+mod places;
 mod plan;
 mod pool;
+mod records;
 mod screen;
 mod slurm;
 mod status;
 mod task;
 mod worker;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use envs::Game;
@@ -32,6 +36,17 @@ pub fn run(command: SweepCommand, roms: Option<&Path>) -> Result<Ended> {
         SweepCommand::Slurm(args) => slurm::run(&args, roms)?,
     }
     Ok(Ended::Done)
+}
+
+/// Where the folder of a sweep, or `runs` in it, holds runs with several settings: the name of each variant and the folder of its runs.
+pub fn variants(folder: &Path) -> Result<Option<Vec<(String, PathBuf)>>> {
+    let above = folder.parent().filter(|_| folder.file_name().is_some_and(|name| name == "runs"));
+    let Some(sweep) = [Some(folder), above].into_iter().flatten().find(|folder| Sweep::is_in(folder)) else {
+        return Ok(None);
+    };
+    let names = Sweep::load(sweep)?.plan.variant_names()?;
+    let named = |name: String| (name.clone(), sweep.join("runs").join(name));
+    Ok((names.len() > 1).then(|| names.into_iter().map(named).collect()))
 }
 
 fn new(args: &SweepNewArgs) -> Result<()> {

@@ -23,9 +23,9 @@ impl Daemon {
     pub fn start(gpu: &str) -> Result<Daemon> {
         // Pipes are sockets: their paths must be short, and on no network file system.
         let folder = std::env::temp_dir().join(format!("{}{}-{gpu}", prefix(), std::process::id()));
-        for part in ["pipe", "log"] {
-            let path = folder.join(part);
-            std::fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        // Whoever can write to the pipes can use the GPU, and end the daemon.
+        for path in [folder.clone(), folder.join("pipe"), folder.join("log")] {
+            create_private(&path).with_context(|| format!("cannot create {}", path.display()))?;
         }
         if let Err(error) = start_in(&folder, gpu) {
             let _ = std::fs::remove_dir_all(&folder);
@@ -51,6 +51,14 @@ impl Daemon {
         }
         control.wait().map(|_| ())
     }
+}
+
+/// Creates a folder that nobody else can enter. It must not be there: somebody else may have made it.
+fn create_private(path: &Path) -> std::io::Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(path)
 }
 
 /// The program that controls the daemon of a folder.

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use envs::Game;
 use serde::{Deserialize, Serialize};
 
+use super::adopt;
 use crate::config::combine;
 use crate::output::program;
 use crate::words::counted;
@@ -140,6 +141,12 @@ impl Plan {
         Ok(variants)
     }
 
+    /// Where the runs of each combination are, in `runs`.
+    pub fn variant_names(&self) -> Result<Vec<String>> {
+        let names = folder_names(&self.variants()?);
+        Ok(names.into_iter().map(|name| name.trim_end_matches('/').to_string()).collect())
+    }
+
     /// All runs in their order: games with the first seed, then with the next.
     fn runs(&self) -> Result<Vec<Planned>> {
         let variants = self.variants()?;
@@ -266,13 +273,13 @@ impl Sweep {
             }
             return Ok((there, false));
         }
-        let above = folder.ancestors().skip(1).find(|above| above.join(FILE).is_file());
-        if let Some(above) = above {
+        if let Some(above) = adopt::enclosing(folder, FILE)? {
             bail!("{} lies in the sweep {}: choose another folder", folder.display(), above.display());
         }
         if agent::train::Run::is_in(folder) || agent::Agent::is_in(folder) {
             bail!("{} holds a run or an agent: choose another folder for the sweep", folder.display());
         }
+        adopt::check_runs(&sweep)?;
         std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         write_atomically(&folder.join(RUNS_FILE), sweep.lines()?.as_bytes())?;
         // Last: a sweep is there when this file is.
@@ -282,6 +289,10 @@ impl Sweep {
         );
         write_atomically(&folder.join(FILE), text.as_bytes())?;
         Ok((sweep, true))
+    }
+
+    pub fn is_in(folder: &Path) -> bool {
+        folder.join(FILE).is_file()
     }
 
     pub fn load(folder: &Path) -> Result<Sweep> {
@@ -343,37 +354,15 @@ impl Sweep {
     pub fn run_folder(&self, run: &Planned) -> PathBuf {
         self.folder.join(&run.folder)
     }
-
-    /// A file about a run, by its number.
-    fn numbered(&self, folder: &str, run: usize, ending: &str) -> PathBuf {
-        self.folder.join(folder).join(format!("{run:06}{ending}"))
-    }
-
-    /// What a run printed.
-    pub fn log(&self, run: usize) -> PathBuf {
-        self.numbered("logs", run, ".log")
-    }
-
-    /// Why a run failed.
-    pub fn failure(&self, run: usize) -> Option<String> {
-        let text = std::fs::read_to_string(self.numbered("failed", run, ".txt")).ok()?;
-        Some(text.trim().to_string())
-    }
-
-    pub fn record_failure(&self, run: usize, reason: &str) -> Result<()> {
-        let path = self.numbered("failed", run, ".txt");
-        std::fs::create_dir_all(self.folder.join("failed"))
-            .with_context(|| format!("cannot create {}", self.folder.join("failed").display()))?;
-        Ok(write_atomically(&path, format!("{reason}\n").as_bytes())?)
-    }
-
-    /// From now on a run has not failed.
-    pub fn forget_failure(&self, run: usize) {
-        let _ = std::fs::remove_file(self.numbered("failed", run, ".txt"));
-    }
 }
 
 impl Planned {
+    /// All that the plan says about the run, as overrides.
+    pub fn settings(&self) -> Vec<String> {
+        let own = [format!("env={}", self.env), format!("seed={}", self.seed)];
+        [&self.overrides[..], &own].concat()
+    }
+
     /// "arcade/catch seed 0, epochs=8".
     pub fn title(&self, of: &Plan) -> String {
         let fixed: HashSet<&String> = of.overrides.iter().collect();

@@ -1,7 +1,7 @@
 //! `iris sweep run`: a pool of processes, each of which trains one run at a time. A process hears that it should stop by the end of its standard input, so that
 //! it also stops when the pool is killed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -9,16 +9,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use serde_json::Value;
 
-use super::mps::{self, Daemon};
+use super::cause::is_full_disk;
+use super::places::{Place, places};
 use super::plan::Sweep;
 use super::screen::{Said, Screen};
 use super::status::{State, progress};
-use super::worker::{Ending, Heard, Place, Worker};
-use crate::Ended;
-use crate::args::{DeviceName, SweepRunArgs};
+use super::worker::{Ending, Heard, Worker};
+use crate::args::SweepRunArgs;
 use crate::output::{program, tell, warn};
 use crate::signals::{STOPPED, Stop};
 use crate::words::counted;
+use crate::{Ended, in_words};
 
 /// How often the pool looks for signals, and at runs that somebody else holds.
 const TICK: Duration = Duration::from_millis(200);
@@ -27,7 +28,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(2);
 const DEATHS: usize = 3;
 /// Failures in a row, without an epoch of any run between them, after which the machine is to blame.
 const FAILURES: usize = 3;
-/// Through MPS, a fault of one run can end others on the same GPU this much later.
+/// Through MPS a fault of one run ends others on the same GPU, and the daemon takes no new ones before all have ended. Whoever is still there after this time
+/// was not hit.
 const FALLOUT: Duration = Duration::from_secs(60);
 
 pub fn run(args: &SweepRunArgs, roms: Option<&Path>) -> Result<Ended> {
@@ -52,62 +54,14 @@ pub fn run(args: &SweepRunArgs, roms: Option<&Path>) -> Result<Ended> {
         failures_in_a_row: 0,
         screen: Screen::new(),
         stopping: false,
+        disk_is_full: None,
         waits: false,
     };
-    pool.work(&stop, &heard)?;
+    match pool.work(&stop, &heard) {
+        Err(error) if is_full_disk(&error) => pool.disk_is_full = Some(in_words(&error)),
+        worked => worked?,
+    }
     pool.conclude()
-}
-
-/// Where each job runs, and the daemons of GPUs that several share.
-fn places(args: &SweepRunArgs) -> Result<(Vec<Place>, Vec<Daemon>)> {
-    let gpus = match (args.gpus.is_empty(), args.task.device.device) {
-        (false, DeviceName::Cpu) => bail!("--gpus names GPUs, but --device is cpu: leave one of them out"),
-        (false, _) => args.gpus.clone(),
-        (true, DeviceName::Cpu) => Vec::new(),
-        (true, _) => first_gpu(),
-    };
-    let distinct: BTreeSet<&usize> = gpus.iter().collect();
-    if distinct.len() < gpus.len() {
-        bail!("--gpus names a GPU twice; --jobs says how many runs share the GPUs");
-    }
-    if gpus.is_empty() {
-        return Ok((vec![Place::default(); args.jobs], Vec::new()));
-    }
-    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-    let names = mps::names(&gpus, visible.as_deref())?;
-    mps::end_leftovers();
-    let mut daemons = Vec::new();
-    let mut by_gpu = Vec::new();
-    for (number, name) in names.iter().enumerate() {
-        let sharing = (0..args.jobs).filter(|job| job % names.len() == number).count();
-        let alone = Place { gpu: Some(name.clone()), shared: false, ..Place::default() };
-        by_gpu.push(match sharing > 1 {
-            true if mps::is_provided() => Place { shared: true, ..alone },
-            true => {
-                let daemon = Daemon::start(name)?;
-                let variables = daemon.variables().map(|(name, value)| (name, value.into())).to_vec();
-                daemons.push(daemon);
-                Place { shared: true, variables, ..alone }
-            }
-            false => Place { variables: vec![("CUDA_VISIBLE_DEVICES", name.into())], ..alone },
-        });
-    }
-    Ok(((0..args.jobs).map(|job| by_gpu[job % by_gpu.len()].clone()).collect(), daemons))
-}
-
-/// The GPU that programs use where none is named, if there is one.
-#[cfg(feature = "cuda")]
-fn first_gpu() -> Vec<usize> {
-    let Ok(report) = engine::gpu_report() else { return Vec::new() };
-    if report.count > 1 {
-        tell!("note: this uses the first of {} GPUs; --gpus 0,1 uses two", report.count);
-    }
-    vec![0]
-}
-
-#[cfg(not(feature = "cuda"))]
-fn first_gpu() -> Vec<usize> {
-    Vec::new()
 }
 
 struct Pool<'a> {
@@ -124,11 +78,13 @@ struct Pool<'a> {
     held: BTreeMap<usize, Instant>,
     /// Deaths of a run since its last new epoch, and the epoch.
     deaths: BTreeMap<usize, (usize, usize)>,
-    /// The last run that failed on each GPU that is shared.
+    /// When each GPU that is shared failed a run last, or a run on it died.
     faults: BTreeMap<String, Instant>,
     failures_in_a_row: usize,
     screen: Screen,
     stopping: bool,
+    /// What could not be written, once something could not.
+    disk_is_full: Option<String>,
     /// Whether it was said that the rest is held by others.
     waits: bool,
 }
@@ -136,7 +92,7 @@ struct Pool<'a> {
 impl Pool<'_> {
     fn work(&mut self, stop: &Stop, heard: &Receiver<(usize, Heard)>) -> Result<()> {
         loop {
-            if stop.is_asked_for() && !self.stopping {
+            if (stop.is_asked_for() || self.disk_is_full.is_some()) && !self.stopping {
                 self.stopping = true;
                 self.working.values_mut().for_each(Worker::ask_to_stop);
             }
@@ -161,8 +117,7 @@ impl Pool<'_> {
     fn fill(&mut self) -> Result<bool> {
         while self.working.len() < self.places.len() {
             let Some(run) = self.next()? else { break };
-            let taken: Vec<usize> = self.working.values().map(|worker| worker.place).collect();
-            let Some(place) = (0..self.places.len()).find(|place| !taken.contains(place)) else { break };
+            let Some(place) = self.free_place() else { break };
             let threads = self.args.task.device.threads.unwrap_or_else(|| threads_each(self.places.len()));
             let epoch = progress(self.sweep, &self.sweep.runs[run])?.epoch;
             let at = (place, &self.places[place]);
@@ -181,6 +136,20 @@ impl Pool<'_> {
                 .say(&format!("waiting for {runs} that other processes train; Ctrl-C leaves them to these"));
         }
         Ok(held || self.working.len() == self.places.len())
+    }
+
+    /// A place that no run has, on a GPU that is not recovering from a fault.
+    fn free_place(&self) -> Option<usize> {
+        let taken: Vec<usize> = self.working.values().map(|worker| worker.place).collect();
+        (0..self.places.len()).find(|place| !taken.contains(place) && !self.recovers(*place))
+    }
+
+    fn recovers(&self, place: usize) -> bool {
+        let Some(gpu) = &self.places[place].gpu else { return false };
+        let others =
+            self.working.values().filter(|worker| self.places[worker.place].gpu.as_ref() == Some(gpu));
+        let started: Vec<Instant> = others.map(|worker| worker.started).collect();
+        is_recovering(self.faults.get(gpu).copied(), &started, Instant::now())
     }
 
     /// The next run that nobody holds.
@@ -208,6 +177,8 @@ impl Pool<'_> {
         };
         if let Some(reason) = line.get("failed").and_then(Value::as_str) {
             worker.failed = Some(reason.into());
+            let is = |key: &str| line.get(key).and_then(Value::as_bool).unwrap_or(false);
+            (worker.disk_is_full, worker.gpu_failed) = (is("disk_is_full"), is("gpu_failed"));
         } else if line.get("held").is_some() {
             worker.held = true;
         } else if let Some(said) = Said::parse(&line) {
@@ -223,6 +194,7 @@ impl Pool<'_> {
     fn ended(&mut self, run: usize) -> Result<()> {
         let Some(mut worker) = self.working.remove(&run) else { return Ok(()) };
         let place = &self.places[worker.place];
+        let shared = place.gpu.clone().filter(|_| place.is_shared());
         let ending = worker.ending(self.sweep, run)?;
         if worker.progressed {
             self.deaths.remove(&run);
@@ -240,25 +212,33 @@ impl Pool<'_> {
             }
             Ending::Stopped if self.stopping => self.screen.end(run, "is stopped"),
             Ending::Stopped => self.died(run, "was stopped by somebody")?,
-            Ending::Died(how) => self.died(run, &how)?,
-            Ending::Failed(reason) => {
-                let fault = place.gpu.clone().filter(|_| place.shared);
-                let last = fault.as_ref().and_then(|gpu| self.faults.get(gpu).copied());
-                if is_fallout(last, worker.started, Instant::now()) {
-                    return self.died(run, &format!("went down after another run on its GPU ({reason})"));
-                }
-                if let Some(gpu) = fault {
-                    let beside = self.beside(&gpu);
-                    if !beside.is_empty() {
-                        let runs = beside.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-                        self.screen.say(&format!("warning: run {run} failed on GPU {gpu}, which it shared through MPS with run {runs}: if these fail within a minute, they are tried again"));
-                    }
-                    self.faults.insert(gpu, Instant::now());
-                }
-                self.fail(run, &reason);
+            Ending::Died(how) => {
+                let others = self.fault(shared).unwrap_or_default();
+                self.died(run, &format!("{how}{others}"))?;
             }
+            Ending::DiskIsFull(reason) => {
+                self.screen.end(run, "is stopped: the disk is full");
+                self.disk_is_full.get_or_insert(reason);
+            }
+            Ending::GpuFailed(reason) => match self.fault(shared) {
+                Some(others) => self.died(run, &format!("{reason}{others}"))?,
+                None => self.fail(run, &reason),
+            },
+            Ending::Failed(reason) => self.fail(run, &reason),
         }
         Ok(())
+    }
+
+    /// A run has lost a GPU that it may have shared: the others there may go down with it. Says who they are.
+    fn fault(&mut self, shared: Option<String>) -> Option<String> {
+        let gpu = shared?;
+        let beside: Vec<String> = self.beside(&gpu).iter().map(ToString::to_string).collect();
+        let others = match beside.is_empty() {
+            true => format!(", on GPU {gpu}, which runs share through MPS"),
+            false => format!(", on GPU {gpu}, which it shares through MPS with run {}", beside.join(", ")),
+        };
+        self.faults.insert(gpu, Instant::now());
+        Some(others)
     }
 
     /// Runs that are trained on a GPU now.
@@ -305,6 +285,12 @@ impl Pool<'_> {
         let (done, failed) = (self.count(|s| *s == State::Done), self.count(|s| *s != State::Done));
         let (program, folder) = (program(), self.sweep.folder.display());
         drop(self.screen);
+        if let Some(reason) = &self.disk_is_full {
+            bail!(
+                "the disk of {folder} is full ({reason}): the pool stopped with {done} of {} done, and what was finished is saved. Free some space; the same command goes on",
+                counted(all, "run")
+            );
+        }
         if self.stopping {
             tell!("stopped with {done} of {} done. The same command goes on", counted(all, "run"));
             return Ok(Ended::Stopped);
@@ -315,9 +301,11 @@ impl Pool<'_> {
             );
         }
         match failed {
-            0 => tell!("all {} are done. Next: {program} report {folder}", counted(all, "run")),
+            0 if all == 1 => tell!("the run is done. Next: {program} report {folder}"),
+            0 => tell!("all {all} runs are done. Next: {program} report {folder}"),
             _ => bail!(
-                "{failed} of {all} runs failed, {done} are done. `{program} sweep status {folder}` has the reasons, `{program} sweep run {folder} --retry` tries again"
+                "{failed} of {} failed, {done} done. `{program} sweep status {folder}` has the reasons, `{program} sweep run {folder} --retry` tries again",
+                counted(all, "run")
             ),
         }
         Ok(Ended::Done)
@@ -330,9 +318,10 @@ fn threads_each(processes: usize) -> usize {
     (cores / processes).max(1)
 }
 
-/// Whether a run that failed now shared its GPU with one that failed shortly before.
-fn is_fallout(last_fault: Option<Instant>, started: Instant, now: Instant) -> bool {
-    last_fault.is_some_and(|fault| fault > started && now.saturating_duration_since(fault) < FALLOUT)
+/// Whether runs that were on a GPU at its last fault are still there, and may yet go down with it.
+fn is_recovering(last_fault: Option<Instant>, started: &[Instant], now: Instant) -> bool {
+    let Some(fault) = last_fault else { return false };
+    now.saturating_duration_since(fault) < FALLOUT && started.iter().any(|start| *start < fault)
 }
 
 /// What the exit status of a process of the pool means, apart from what it said.
@@ -349,13 +338,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fault_of_a_neighbour_is_told_from_an_own_one() {
+    fn a_gpu_recovers_until_all_that_saw_the_fault_have_ended() {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
-        assert!(!is_fallout(None, start, after(5)));
-        assert!(is_fallout(Some(after(10)), start, after(12)));
-        // Before the run began, or long ago.
-        assert!(!is_fallout(Some(after(10)), after(11), after(12)));
-        assert!(!is_fallout(Some(after(10)), start, after(71)));
+        assert!(!is_recovering(None, &[start], after(5)));
+        assert!(is_recovering(Some(after(10)), &[after(11), start], after(12)));
+        // All have ended, or began later.
+        assert!(!is_recovering(Some(after(10)), &[], after(12)));
+        assert!(!is_recovering(Some(after(10)), &[after(11)], after(12)));
+        // Whoever is still there was not hit.
+        assert!(!is_recovering(Some(after(10)), &[start], after(71)));
     }
 }

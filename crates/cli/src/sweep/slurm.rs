@@ -11,14 +11,25 @@ use anyhow::{Context, Result, bail};
 
 use super::plan::Sweep;
 use super::status::{State, progress};
-use crate::args::SweepSlurmArgs;
-use crate::output::{pasteable, say};
+use crate::args::{DeviceName, SweepSlurmArgs};
+use crate::output::{pasteable, say, tell, warn};
 use crate::signals::STOPPED;
 use crate::words::counted;
 
 const SCRIPT: &str = "sweep.sbatch";
+/// The number of the last array.
+const SUBMITTED: &str = "submitted";
+/// Slurm's MaxArraySize where a cluster says nothing else: the largest index is less.
+const DEFAULT_ARRAY: usize = 1001;
 /// Requeues after which a run that is killed again and again is left alone; stops do not count.
 const MOST_RESTARTS: usize = 50;
+/// A job with a GPU computes there or fails: on the CPU it would waste the GPU for weeks. Old versions of Slurm say `NoDevFiles` where a job has none.
+const DEVICE: &str = "\
+case \"${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES:-}}\" in
+  '' | -1 | NoDevFiles) device=auto ;;
+  *) device=cuda ;;
+esac
+";
 
 pub fn run(args: &SweepSlurmArgs, roms: Option<&Path>) -> Result<()> {
     let sweep = Sweep::load(&args.folder)?;
@@ -47,8 +58,13 @@ pub fn run(args: &SweepSlurmArgs, roms: Option<&Path>) -> Result<()> {
     let path = sweep.folder.join(SCRIPT);
     write_atomically(&path, script.as_bytes())?;
     say!("wrote {}: an array of {}", path.display(), counted(open.len(), "run"));
+    if let Some(last) = open.last().filter(|last| **last >= DEFAULT_ARRAY) {
+        tell!(
+            "note: the array goes up to {last}, and Slurm refuses indices from MaxArraySize on ({DEFAULT_ARRAY} by default; `scontrol show config` has this cluster's): several smaller sweeps avoid that"
+        );
+    }
     match args.submit {
-        true => submit(&path),
+        true => submit(&sweep, &path),
         false => {
             say!("submit it: sbatch {}", pasteable(&path));
             Ok(())
@@ -56,7 +72,15 @@ pub fn run(args: &SweepSlurmArgs, roms: Option<&Path>) -> Result<()> {
     }
 }
 
-fn submit(script: &Path) -> Result<()> {
+fn submit(sweep: &Sweep, script: &Path) -> Result<()> {
+    let submitted = sweep.folder.join(SUBMITTED);
+    let before = std::fs::read_to_string(&submitted).unwrap_or_default();
+    if !before.is_empty() && is_queued(before.trim()) {
+        warn(format!(
+            "this sweep was submitted before, as job {0}: each run is still trained once, but its elements wait for each other. `scancel {0}` ends the first array",
+            before.trim()
+        ));
+    }
     let output = match Command::new("sbatch").arg(script).output() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => bail!(
             "sbatch is not on the PATH: run this on a machine of the cluster, or submit {} there with sbatch",
@@ -67,8 +91,18 @@ fn submit(script: &Path) -> Result<()> {
     if !output.status.success() {
         bail!("sbatch refused {}: {}", script.display(), String::from_utf8_lossy(&output.stderr).trim());
     }
-    say!("{}", String::from_utf8_lossy(&output.stdout).trim());
-    Ok(())
+    let said = String::from_utf8_lossy(&output.stdout);
+    say!("{}", said.trim());
+    let job = said.split_whitespace().last().unwrap_or_default();
+    Ok(write_atomically(&submitted, format!("{job}\n").as_bytes())?)
+}
+
+/// Whether a job waits or runs; also where that is unknown.
+fn is_queued(job: &str) -> bool {
+    match Command::new("squeue").args(["-h", "-j", job]).output() {
+        Ok(output) => output.status.success() && !output.stdout.is_empty(),
+        Err(_) => true,
+    }
 }
 
 struct Job<'a> {
@@ -93,7 +127,8 @@ impl Job<'_> {
             "--requeue".to_string(),
             "--open-mode=append".to_string(),
         ];
-        let log = self.folder.join("logs").join("slurm-%a.log");
+        let logs = self.folder.join("logs").display().to_string().replace('%', "%%");
+        let log = Path::new(&logs).join("slurm-%a.log");
         for (option, short, value) in [
             ("--job-name", "-J", "iris-sweep".to_string()),
             ("--signal", "", "USR1@300".to_string()),
@@ -113,12 +148,16 @@ impl Job<'_> {
         }
         options.extend(lines);
         let options: String = options.iter().map(|option| format!("#SBATCH {option}\n")).collect();
+        let (device, choice) = match self.args.task.device.device {
+            DeviceName::Auto => ("\"$device\"", DEVICE),
+            named => (named.word(), ""),
+        };
         let mut task = format!(
-            "{} sweep task {} \"$SLURM_ARRAY_TASK_ID\"",
+            "{} sweep task {} \"$SLURM_ARRAY_TASK_ID\" --device {device}",
             pasteable(&self.program),
             pasteable(&self.folder)
         );
-        for word in self.args.task.arguments(self.args.task.device.threads) {
+        for word in self.args.task.arguments(self.args.task.device.threads, None) {
             task += &format!(" {}", pasteable(Path::new(&word)));
         }
         if let Some(roms) = &self.roms {
@@ -128,6 +167,8 @@ impl Job<'_> {
             "#!/bin/bash\n{options}\
 # Written by `iris sweep slurm`.
 # Signals reach the step, not this script: the run stops and exits with {STOPPED}. Killed runs exit with more than 128.
+{choice}# Since 22.05 steps do not inherit it.
+[ -z \"${{SLURM_CPUS_PER_TASK:-}}\" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 srun {task}
 status=$?
 if [ \"$status\" -eq {STOPPED} ] || {{ [ \"$status\" -gt 128 ] && [ \"${{SLURM_RESTART_COUNT:-0}}\" -lt {MOST_RESTARTS} ]; }}; then

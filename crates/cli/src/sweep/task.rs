@@ -5,16 +5,20 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use agent::train::{Run, RunError};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::json;
 
+use super::adopt::is_foreign;
+use super::cause::{is_full_disk, is_of_the_gpu};
 use super::plan::{Planned, Sweep};
-use crate::args::{ConfigArgs, SweepTaskArgs, TaskOptions, TrainArgs};
+use crate::args::{ConfigArgs, DeviceName, SweepTaskArgs, TaskOptions, TrainArgs};
 use crate::output::{tell, warn};
 use crate::signals::Stop;
 use crate::train::{self, Moment};
 use crate::{Ended, in_words};
 
+/// Stops of a run by Slurm without a new epoch after which it counts as failed.
+const STOPS: usize = 5;
 /// Time between two lines about progress.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
@@ -23,8 +27,17 @@ pub fn run(args: SweepTaskArgs) -> Result<Ended> {
     let stop = Stop::listen()?;
     let sweep = Sweep::load(&args.folder)?;
     let run = sweep.run(args.number)?.clone();
+    if let Ok(begun) = Run::glance(&sweep.run_folder(&run), |_| ())
+        && let Some(reason) = is_foreign(&sweep.run_folder(&run), &run, &begun.config)?
+    {
+        bail!("{reason}");
+    }
     if !args.pipe {
         sweep.forget_failure(run.run);
+        let epoch = Run::newest_epoch(&sweep.run_folder(&run)).unwrap_or(0);
+        let gpus = usize::from(args.task.device.device == DeviceName::Cuda);
+        // Without it only the GPU-hours are wrong.
+        let _ = sweep.record_sharers(run.run, epoch, gpus);
     } else {
         stop_with_standard_input(stop.clone())?;
     }
@@ -41,11 +54,18 @@ pub fn run(args: SweepTaskArgs) -> Result<Ended> {
             Ok(Ended::Stopped)
         }
         Err(error) if args.pipe => {
-            report_if(true, json!({"failed": in_words(&error)}));
+            let (disk_is_full, gpu_failed) = (is_full_disk(&error), is_of_the_gpu(&error));
+            let words = in_words(&error);
+            report_if(true, json!({"failed": words, "disk_is_full": disk_is_full, "gpu_failed": gpu_failed}));
             Err(error)
         }
+        // No fault of the run, which goes on once there is room.
+        Err(error) if is_full_disk(&error) => Err(error),
+        Ok(Ended::Stopped) if !args.pipe && std::env::var_os("SLURM_RESTART_COUNT").is_some() => {
+            stopped_again(&sweep, &run)
+        }
         Err(error) => {
-            // On a full disk there is no room for it: the exit status still says so.
+            // The exit status still says so.
             if let Err(problem) = sweep.record_failure(run.run, &in_words(&error)) {
                 warn(format!("the failure is not recorded: {}", in_words(&problem)));
             }
@@ -53,6 +73,21 @@ pub fn run(args: SweepTaskArgs) -> Result<Ended> {
         }
         ended => ended,
     }
+}
+
+/// Slurm has stopped the run, and not for the first time: with a time limit shorter than an epoch that would go on forever.
+fn stopped_again(sweep: &Sweep, run: &Planned) -> Result<Ended> {
+    let epoch = Run::newest_epoch(&sweep.run_folder(run)).unwrap_or(0);
+    let stops = sweep.count_stop(run.run, epoch)?;
+    if stops < STOPS {
+        return Ok(Ended::Stopped);
+    }
+    let reason = format!(
+        "Slurm stopped it {stops} times before epoch {} was finished: give it more time (--time), or less notice of its end (--signal)",
+        epoch + 1
+    );
+    sweep.record_failure(run.run, &reason)?;
+    bail!("{}: {reason}", run.title(&sweep.plan));
 }
 
 /// What `iris train` would have been given.

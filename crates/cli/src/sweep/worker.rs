@@ -10,19 +10,10 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
+use super::places::Place;
 use super::plan::Sweep;
 use super::pool::exit_means;
 use crate::args::TaskOptions;
-
-/// Where a process computes.
-#[derive(Clone, Default)]
-pub struct Place {
-    /// By the name that CUDA_VISIBLE_DEVICES has for it.
-    pub gpu: Option<String>,
-    /// Whether other processes use the GPU too.
-    pub shared: bool,
-    pub variables: Vec<(&'static str, OsString)>,
-}
 
 /// What comes from a process.
 pub enum Heard {
@@ -39,6 +30,10 @@ pub enum Ending {
     /// Another process trains the run.
     Held,
     Failed(String),
+    /// The GPU failed, or what stands between it and the process.
+    GpuFailed(String),
+    /// There is no room for what it writes.
+    DiskIsFull(String),
     /// Killed, or something that it could not report.
     Died(String),
 }
@@ -55,6 +50,8 @@ pub struct Worker {
     pub progressed: bool,
     /// What it said about its end.
     pub failed: Option<String>,
+    pub disk_is_full: bool,
+    pub gpu_failed: bool,
     pub held: bool,
 }
 
@@ -73,10 +70,14 @@ impl Worker {
         let log = std::fs::create_dir_all(sweep.folder.join("logs"))
             .and_then(|()| OpenOptions::new().create(true).append(true).open(&path))
             .with_context(|| format!("cannot write {}", path.display()))?;
+        sweep
+            .record_sharers(run, epoch, at.sharers)
+            .with_context(|| format!("cannot write to {}", sweep.folder.join("logs").display()))?;
         let program = std::env::current_exe().context("cannot find this program")?;
         let mut command = Command::new(&program);
         command.args(["sweep", "task"]).arg(&sweep.folder).arg(run.to_string()).arg("--pipe");
-        command.args(options.arguments(Some(threads)));
+        command.args(["--device", at.device(options.device.device).word()]);
+        command.args(options.arguments(Some(threads), at.memory));
         command.args(roms.map(|folder| [OsString::from("--roms"), folder.into()]).into_iter().flatten());
         command.envs(at.variables.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
@@ -96,8 +97,18 @@ impl Worker {
             .name(format!("run {run}"))
             .spawn(listen)
             .context("cannot start a thread")?;
-        let started = Instant::now();
-        Ok(Worker { child, input, place, started, epoch, progressed: false, failed: None, held: false })
+        Ok(Worker {
+            child,
+            input,
+            place,
+            started: Instant::now(),
+            epoch,
+            progressed: false,
+            failed: None,
+            disk_is_full: false,
+            gpu_failed: false,
+            held: false,
+        })
     }
 
     pub fn ask_to_stop(&mut self) {
@@ -107,8 +118,11 @@ impl Worker {
     /// Waits for the end and says what it was.
     pub fn ending(&mut self, sweep: &Sweep, run: usize) -> Result<Ending> {
         let status = self.child.wait().context("cannot wait for a process")?;
-        if let Some(reason) = self.failed.take() {
-            return Ok(Ending::Failed(reason));
+        match self.failed.take() {
+            Some(reason) if self.disk_is_full => return Ok(Ending::DiskIsFull(reason)),
+            Some(reason) if self.gpu_failed => return Ok(Ending::GpuFailed(reason)),
+            Some(reason) => return Ok(Ending::Failed(reason)),
+            None => {}
         }
         Ok(match exit_means(status.code()) {
             Some(Ending::Stopped) if self.held => Ending::Held,

@@ -20,13 +20,10 @@ pub fn resume(args: &TrainArgs, device: &Device, folder: &Path) -> Result<(Run, 
     let asked = asked_for(args)?;
     let planned = Run::glance(folder, warn)?.config;
     let epochs = (asked.epochs > planned.epochs).then_some(asked.epochs);
-    let changed = differences(&planned, TrainConfig { epochs: planned.epochs, ..asked })?;
-    if !changed.is_empty() {
-        let more = if changed.len() > NAMED { ", ..." } else { "" };
+    if let Some(changed) = differences(&planned, TrainConfig { epochs: planned.epochs, ..asked })? {
         bail!(
-            "the run in {} was begun with other settings: {}{more}. Leave them as they were, or choose another folder with --out",
+            "the run in {} was begun with other settings: {changed}. Leave them as they were, or choose another folder with --out",
             folder.display(),
-            changed[..changed.len().min(NAMED)].join(", ")
         );
     }
     let (run, trainer) = Run::resume(device, folder, Resume { damaged: Damaged::Refuse, epochs }, warn)?;
@@ -35,14 +32,16 @@ pub fn resume(args: &TrainArgs, device: &Device, folder: &Path) -> Result<(Run, 
 }
 
 /// Keys of the run that are asked for otherwise: "epochs is 4, not 8".
-fn differences(planned: &TrainConfig, mut asked: TrainConfig) -> Result<Vec<String>> {
+pub fn differences(planned: &TrainConfig, mut asked: TrainConfig) -> Result<Option<String>> {
     // The run knows what its networks came from; the source may be gone.
     if asked.init.crc32.is_empty() && asked.init.from == planned.init.from {
         asked.init.crc32 = planned.init.crc32.clone();
     }
     let mut found = Vec::new();
     compare(&Value::try_from(planned)?, &Value::try_from(asked)?, "", &mut found);
-    Ok(found)
+    let more = if found.len() > NAMED { ", ..." } else { "" };
+    let named = found[..found.len().min(NAMED)].join(", ");
+    Ok((!found.is_empty()).then(|| named + more))
 }
 
 fn compare(planned: &Value, asked: &Value, path: &str, found: &mut Vec<String>) {

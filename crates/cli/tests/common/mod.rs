@@ -2,6 +2,9 @@
 // Each test file uses a part of this.
 #![allow(dead_code)]
 
+#[cfg(unix)]
+pub mod sweeps;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 

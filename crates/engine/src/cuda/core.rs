@@ -59,12 +59,18 @@ pub(super) fn first_gpu() -> Result<(sys::CUdevice, usize)> {
     let unseen = "the NVIDIA driver sees none: look at what `nvidia-smi` says, and whether CUDA_VISIBLE_DEVICES hides it";
     result::init().map_err(|e| match e.0 {
         sys::CUresult::CUDA_ERROR_NO_DEVICE => none(unseen.into()),
+        code if is_of_mps(code) => Error::Gpu { what: "connecting to MPS", reason: e.to_string() },
         _ => none(format!("the NVIDIA driver does not start: {e}")),
     })?;
     match result::device::get_count().map_err(driver("counting GPUs"))? {
         ..=0 => Err(none(unseen.into())),
         count => Ok((result::device::get(0).map_err(driver("finding the GPU"))?, count as usize)),
     }
+}
+
+/// Whether the daemon that shares a GPU is to blame (CUDA_ERROR_MPS_CONNECTION_FAILED and its successors): there is a GPU then.
+fn is_of_mps(code: sys::CUresult) -> bool {
+    (805..=810).contains(&(code as u32))
 }
 
 /// The CUDA version that the driver is made for: 13000 for 13.0. The driver must have been loaded.
@@ -241,5 +247,18 @@ impl Drop for DeviceMemory {
             let _ = result::ctx::set_current(self.core.context);
             let _ = result::free_sync(self.at);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_that_refuses_is_not_a_missing_gpu() {
+        use sys::CUresult::*;
+        assert!(is_of_mps(CUDA_ERROR_MPS_CONNECTION_FAILED));
+        assert!(is_of_mps(CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED));
+        assert!(!is_of_mps(CUDA_ERROR_NO_DEVICE) && !is_of_mps(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH));
     }
 }
