@@ -1,27 +1,46 @@
-//! The policy and the value function: a CNN and an LSTM over reconstructed frames (paper, section 2.3 and appendix A.3).
+//! The policy and the value function: a CNN and an LSTM over reconstructed frames (paper, section 2.3 and appendix A.3), or over their tokens' codes.
 
 use std::hash::{Hash, Hasher};
 
-use engine::{Device, Error, Init, Lstm, Param, Params, Result, Stride, Tape, Tensor};
+use engine::{Activation, Device, Error, Init, Lstm, Param, Params, Result, Stride, Tape, Tensor};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::layers::{Builder, Conv, Layout, Linear, LinearInit, Network, Norm};
-use crate::{ActorCriticConfig, TokenizerConfig};
+use crate::{ActorCriticConfig, Sees, TokenizerConfig};
 
 pub struct ActorCritic {
     pub config: ActorCriticConfig,
     pub network: Network,
+    /// What codes go through before the convolutions; none where the policy sees frames.
+    codes: Option<(Norm, Linear)>,
     convs: Vec<Conv>,
     dense: Option<(Linear, Norm)>,
     lstm: Linear,
     lstm_hidden: Linear,
     critic: Linear,
     actor: Linear,
+    /// Shares of the LSTM's gates, [A + 1, 4 * hidden]: a row for each action, and one for none.
+    previous: Option<Param>,
 }
 
-/// What the network sees in frames.
+/// What the network is given.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    /// What [`Agent::view`](crate::Agent::view) makes of tokens: frames [.., H, W, 3] in [0, 1] or codes [.., h, w, E].
+    pub view: Tensor,
+    /// The action before each view, i32 [..], the number of actions for none; only where `previous_action` is set.
+    pub previous: Option<Tensor>,
+}
+
+impl From<Tensor> for Seen {
+    fn from(view: Tensor) -> Seen {
+        Seen { view, previous: None }
+    }
+}
+
+/// What the network makes of what it sees.
 #[derive(Clone, Copy, Debug)]
 pub struct Sight {
     /// The LSTM's input, [N, F].
@@ -30,7 +49,7 @@ pub struct Sight {
     pub gates: Tensor,
 }
 
-/// What the network says about frames.
+/// What the network says about what it sees.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
     /// [.., A]
@@ -112,13 +131,21 @@ impl ActorCritic {
         limit: usize,
     ) -> Result<ActorCritic> {
         let mut b = Builder::new(LinearInit::Uniform);
-        let mut inputs = 3;
+        let (codes, mut inputs, size, channels) = match (config.sees, config.channels.split_first()) {
+            (Sees::Codes, Some((&width, rest))) => {
+                let codes = (
+                    b.norm("codes_norm", tokenizer.embedding)?,
+                    b.linear("codes", tokenizer.embedding, width)?,
+                );
+                (Some(codes), width, tokenizer.grid(), rest)
+            }
+            _ => (None, 3, tokenizer.frame_size >> config.channels.len(), &config.channels[..]),
+        };
         let mut convs = Vec::new();
-        for (i, &channels) in config.channels.iter().enumerate() {
+        for (i, &channels) in channels.iter().enumerate() {
             convs.push(b.conv3x3(&format!("conv{}", i + 1), inputs, channels)?);
             inputs = channels;
         }
-        let size = tokenizer.frame_size >> config.channels.len();
         let (pixels, hidden) = (size * size * inputs, config.hidden);
         let flattened = Layout::Flattened { height: size, width: size, channels: inputs };
         let dense = match config.dense {
@@ -138,15 +165,21 @@ impl ActorCritic {
         let seen = if config.skip { hidden + features } else { hidden };
         let critic = b.linear("critic_linear", seen, 1)?;
         let actor = b.linear("actor_linear", seen, actions)?;
+        let previous = match config.previous_action {
+            true => Some(b.embedding("previous_action", actions + 1, 4 * hidden, init)?),
+            false => None,
+        };
         Ok(ActorCritic {
             config: config.clone(),
             network: b.finish(device, "actor_critic", seed, limit)?,
+            codes,
             convs,
             dense,
             lstm: Linear { weight: weight_ih, bias: bias_ih },
             lstm_hidden: Linear { weight: weight_hh, bias: bias_hh },
             critic,
             actor,
+            previous,
         })
     }
 
@@ -154,20 +187,33 @@ impl ActorCritic {
         &self.network.params
     }
 
-    /// Looks at frames [N, H, W, 3] in [0, 1].
-    pub fn look(&self, tape: &mut Tape, frames: Tensor) -> Result<Sight> {
-        let mut x = tape.affine(frames, 2.0, -1.0)?;
+    /// Frames [N, H, W, 3] in [0, 1] or codes [N, h, w, E] -> [N, h, w, C]
+    fn convolve(&self, tape: &mut Tape, view: Tensor) -> Result<Tensor> {
+        if let Some((norm, linear)) = &self.codes {
+            // Entries of a codebook start near 0 and grow while it learns.
+            let mut x = norm.layer(tape, self.params(), view)?;
+            x = linear.activated(tape, self.params(), x, Activation::Relu)?;
+            for conv in &self.convs {
+                x = conv.relu(tape, self.params(), x)?;
+            }
+            return Ok(x);
+        }
+        let mut x = tape.affine(view, 2.0, -1.0)?;
         for conv in &self.convs {
             x = conv.forward(tape, self.params(), x, Stride::One)?;
             x = tape.max_pool(x)?;
             x = tape.relu(x)?;
         }
-        let &[batch, _, _, _] = frames.dims() else {
-            return Err(Error::BadShape {
-                op: "look",
-                shape: frames.shape(),
-                rule: "frames are [N, H, W, 3]",
-            });
+        Ok(x)
+    }
+
+    /// Looks at views [N, ..], each after the action i32 [N] before it.
+    pub fn look(&self, tape: &mut Tape, seen: impl Into<Seen>) -> Result<Sight> {
+        let Seen { view, previous } = seen.into();
+        let x = self.convolve(tape, view)?;
+        let &[batch, _, _, _] = view.dims() else {
+            let rule = "frames are [N, H, W, 3] and codes [N, h, w, E]";
+            return Err(Error::BadShape { op: "look", shape: view.shape(), rule });
         };
         let width = x.shape().len() / batch;
         let mut features = tape.reshape(x, [batch, width])?;
@@ -176,7 +222,20 @@ impl ActorCritic {
             features = norm.layer(tape, self.params(), features)?;
             features = tape.relu(features)?;
         }
-        Ok(Sight { features, gates: self.lstm.forward(tape, self.params(), features)? })
+        let mut gates = self.lstm.forward(tape, self.params(), features)?;
+        match (self.previous, previous) {
+            (Some(table), Some(previous)) => {
+                let table = tape.param(self.params(), table)?;
+                let shares = tape.embedding(table, previous)?;
+                gates = tape.add(gates, shares)?;
+            }
+            (None, None) => {}
+            _ => {
+                let reason = "previous actions are given exactly where previous_action is set";
+                return Err(Error::BadConfig { reason: reason.into() });
+            }
+        }
+        Ok(Sight { features, gates })
     }
 
     /// One step of the LSTM: gates [B, 4 * hidden] from [`look`](ActorCritic::look).
@@ -207,23 +266,30 @@ impl ActorCritic {
         Ok(Policy { logits, values })
     }
 
-    /// Looks at a whole sequence [B, T, H, W, 3] at once -> features [B, T, F] and gates [B, T, 4 * hidden].
-    fn look_over_time(&self, tape: &mut Tape, frames: Tensor) -> Result<Sight> {
-        let &[batch, time, height, width, colours] = frames.dims() else {
-            let (op, rule) = ("actor-critic", "frames are [B, T, H, W, 3]");
-            return Err(Error::BadShape { op, shape: frames.shape(), rule });
+    /// Looks at a whole sequence [B, T, ..] at once -> features [B, T, F] and gates [B, T, 4 * hidden].
+    fn look_over_time(&self, tape: &mut Tape, seen: Seen) -> Result<Sight> {
+        let &[batch, time, height, width, channels] = seen.view.dims() else {
+            let (op, rule) = ("actor-critic", "frames are [B, T, H, W, 3] and codes [B, T, h, w, E]");
+            return Err(Error::BadShape { op, shape: seen.view.shape(), rule });
         };
-        let flat = tape.reshape(frames, [batch * time, height, width, colours])?;
-        let Sight { features, gates } = self.look(tape, flat)?;
+        let view = tape.reshape(seen.view, [batch * time, height, width, channels])?;
+        let previous = seen.previous.map(|actions| tape.reshape(actions, [batch * time])).transpose()?;
+        let Sight { features, gates } = self.look(tape, Seen { view, previous })?;
         Ok(Sight {
             features: tape.reshape(features, [batch, time, features.shape().last()])?,
             gates: tape.reshape(gates, [batch, time, gates.shape().last()])?,
         })
     }
 
-    /// The state after a sequence of which some steps are padding: frames [B, T, H, W, 3] in [0, 1], mask i32 [B, T]. Without gradient.
-    pub fn burn_in(&self, tape: &mut Tape, frames: Tensor, mask: Tensor, mut state: Lstm) -> Result<Lstm> {
-        let gates = self.look_over_time(tape, frames)?.gates;
+    /// The state after a sequence [B, T, ..] of which some steps are padding: mask i32 [B, T]. Without gradient.
+    pub fn burn_in(
+        &self,
+        tape: &mut Tape,
+        seen: impl Into<Seen>,
+        mask: Tensor,
+        mut state: Lstm,
+    ) -> Result<Lstm> {
+        let gates = self.look_over_time(tape, seen.into())?.gates;
         for t in 0..gates.dims()[1] {
             let now = at_step(tape, gates, t)?;
             let real = tape.slice(mask, 1, t, t + 1)?;
@@ -233,10 +299,10 @@ impl ActorCritic {
         Ok(state)
     }
 
-    /// A whole sequence from a given state: frames [B, T, H, W, 3] in [0, 1] -> logits [B, T, A], values [B, T]. The CNN runs over all
-    /// frames at once, gradients flow through the LSTM over time.
-    pub fn follow(&self, tape: &mut Tape, frames: Tensor, mut state: Lstm) -> Result<Policy> {
-        let Sight { features, gates } = self.look_over_time(tape, frames)?;
+    /// A whole sequence [B, T, ..] from a given state -> logits [B, T, A], values [B, T]. The CNN runs over all steps at once, gradients flow
+    /// through the LSTM over time.
+    pub fn follow(&self, tape: &mut Tape, seen: impl Into<Seen>, mut state: Lstm) -> Result<Policy> {
+        let Sight { features, gates } = self.look_over_time(tape, seen.into())?;
         let mut states = Vec::with_capacity(gates.dims()[1]);
         for t in 0..gates.dims()[1] {
             let now = at_step(tape, gates, t)?;

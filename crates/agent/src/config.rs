@@ -118,7 +118,10 @@ impl AgentConfig {
             let rule = format!("but each must be from 1 to {LARGEST}");
             return Err(ConfigError::new("actor_critic.channels", channels, rule));
         }
-        if p.channels.is_empty() || !halves(t.frame_size, p.channels.len()) {
+        if p.channels.is_empty() {
+            return Err(ConfigError::new("actor_critic.channels", channels, "but needs at least one"));
+        }
+        if p.sees == Sees::Frames && !halves(t.frame_size, p.channels.len()) {
             let rule = format!("but frames of {} pixels must be halved once for each", t.frame_size);
             return Err(ConfigError::new("actor_critic.channels", channels, rule));
         }
@@ -301,10 +304,25 @@ impl Default for WorldModelConfig {
     }
 }
 
+/// What the policy looks at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Sees {
+    /// Frames as the tokenizer reconstructs them, as in the paper.
+    #[default]
+    Frames,
+    /// The codebook's embeddings of a frame's tokens, in their grid. No frame is rendered for the policy.
+    Codes,
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ActorCriticConfig {
-    /// Channels of the convolutions; each is followed by a 2x2 max-pool.
+    /// What the policy looks at: "frames" for reconstructed frames, as in the paper, or "codes" for the embeddings of their tokens, which need no
+    /// rendering.
+    pub sees: Sees,
+    /// Channels of the convolutions; each is followed by a 2x2 max-pool. Where the policy sees codes, the first is the width of a linear layer over
+    /// each code, and the others are convolutions without pooling.
     pub channels: Vec<usize>,
     /// Hidden units of the LSTM.
     pub hidden: usize,
@@ -312,11 +330,20 @@ pub struct ActorCriticConfig {
     pub dense: usize,
     /// Feed the input of the LSTM to the heads, too (skip connection); false in the paper.
     pub skip: bool,
+    /// Feed an embedding of the previous action to the LSTM; false in the paper.
+    pub previous_action: bool,
 }
 
 impl Default for ActorCriticConfig {
     fn default() -> ActorCriticConfig {
-        ActorCriticConfig { channels: vec![32, 32, 64, 64], hidden: 512, dense: 0, skip: false }
+        ActorCriticConfig {
+            sees: Sees::Frames,
+            channels: vec![32, 32, 64, 64],
+            hidden: 512,
+            dense: 0,
+            skip: false,
+            previous_action: false,
+        }
     }
 }
 

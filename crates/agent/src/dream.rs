@@ -2,11 +2,11 @@
 
 use engine::{Buffer, Device, Error, Key, Result, StepId, Stepper};
 
-use crate::RewardModel;
 use crate::imagine::{Action, Details, Dreamer, State, copy_buffers};
 use crate::picture::to_bytes;
 use crate::world_model::ENDS;
 use crate::{Agent, AgentId, Memory};
+use crate::{RewardModel, Sees};
 
 /// A batch of dreams in progress. Every step is the one that [`Dreamer::dream`] and training take, with the same random numbers; what is read here to
 /// be looked at stays on the device there. There is no end: when the world model's context window is full, the dream goes on from the newest
@@ -17,7 +17,7 @@ use crate::{Agent, AgentId, Memory};
 /// use engine::{Device, Key};
 ///
 /// fn two_steps(device: &Device, agent: &Agent, frame: Vec<u8>) -> engine::Result<()> {
-///     let mut dream = Dream::from_frames(device, agent, &[frame], 0, Key::new(0, 0))?;
+///     let mut dream = Dream::from_frames(device, agent, &[frame], &[], 0, Key::new(0, 0))?;
 ///     let before = dream.snapshot(agent)?;
 ///     let given = dream.step(agent, Action::Given(&[1]), Asked::default())?;
 ///     dream.put_back(&before)?;
@@ -132,11 +132,12 @@ struct LookStep {
 
 impl Dream {
     /// Dreams that begin with the last frame of each row; the frames before it, `burn_in` at most, warm the policy up. Frames are RGB bytes, oldest
-    /// first.
+    /// first. `actions` are the newest of those before each row's last frame, for a policy that is given them: what is missing was no action.
     pub fn from_frames(
         device: &Device,
         agent: &Agent,
         frames: &[Vec<u8>],
+        actions: &[Vec<usize>],
         burn_in: usize,
         key: Key,
     ) -> Result<Dream> {
@@ -153,7 +154,7 @@ impl Dream {
             }
             tokens.push(codes);
         }
-        Dream::from_tokens(device, agent, &tokens, burn_in, key)
+        Dream::from_tokens(device, agent, &tokens, actions, burn_in, key)
     }
 
     /// [`from_frames`](Dream::from_frames) with the tokens of frames, K each.
@@ -161,12 +162,20 @@ impl Dream {
         device: &Device,
         agent: &Agent,
         tokens: &[Vec<i32>],
+        actions: &[Vec<usize>],
         burn_in: usize,
         key: Key,
     ) -> Result<Dream> {
         let k = agent.config.tokenizer.tokens();
         let mut dream = Dream::new(device, agent, tokens.len(), burn_in, key)?;
         let start = dream.dreamer.start();
+        if let Some(previous) = &start.previous {
+            for (row, actions) in actions.iter().enumerate().take(tokens.len()) {
+                let known = actions.len().min(burn_in + 1);
+                let newest: Vec<i32> = actions[actions.len() - known..].iter().map(|a| *a as i32).collect();
+                previous.write_at((row + 1) * (burn_in + 1) - known, &newest)?;
+            }
+        }
         let pixels = agent.config.tokenizer.frame_size.pow(2) * 3;
         let code = device.buffer::<i32>("tokens of a frame", [1, k])?;
         let mut mask = vec![0; tokens.len() * burn_in];
@@ -178,15 +187,19 @@ impl Dream {
             let before = &before[before.len().saturating_sub(burn_in * k)..];
             let padding = burn_in - before.len() / k;
             for (i, codes) in before.chunks_exact(k).enumerate() {
+                let at = row * burn_in + padding + i;
+                mask[at] = 1;
+                if agent.config.actor_critic.sees == Sees::Codes {
+                    start.before.write_at(at * k, codes)?;
+                    continue;
+                }
                 code.write(codes)?;
                 let frame = dream.aside.infer(|tape| -> Result<Vec<f32>> {
                     let code = tape.buffer(&code)?;
                     let frame = agent.tokenizer.render(tape, code)?;
                     tape.read(frame)
                 })?;
-                let at = row * burn_in + padding + i;
-                mask[at] = 1;
-                start.frames.write_at(at * pixels, &frame)?;
+                start.before.write_at(at * pixels, &frame)?;
             }
         }
         start.mask.write(&mask)?;

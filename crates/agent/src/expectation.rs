@@ -144,7 +144,7 @@ mod tests {
     fn dreamt(device: &Device, agent: &Agent, steps: usize) -> (Vec<i32>, Vec<usize>, Vec<f32>, Attention) {
         let size = agent.config.tokenizer.frame_size;
         let frame = (0..size * size * 3).map(|i| (i * 7 % 251) as u8).collect();
-        let mut dream = Dream::from_frames(device, agent, &[frame], 0, Key::new(3, 0)).unwrap();
+        let mut dream = Dream::from_frames(device, agent, &[frame], &[], 0, Key::new(3, 0)).unwrap();
         let mut tokens = dream.look(agent).unwrap()[0].tokens.clone();
         let (mut actions, mut last) = (Vec::new(), None);
         for t in 1..steps {

@@ -1,9 +1,12 @@
 //! Imagination: the policy acts inside the world model (paper, section 2.3).
 
+mod state;
+
 use engine::{Buffer, Device, Error, Key, Lstm, Result, StepId, Stepper, Tape, Temperature, Tensor};
 
 use crate::gallery::Gallery;
-use crate::{Agent, AgentId, Memory};
+use crate::{Agent, AgentId, Memory, Seen, Sees, Sight};
+pub(crate) use state::{State, copy_buffers, previous_actions};
 
 /// Rolls dreams out, `batch` at a time. Each imagined step is one step of the engine: nothing goes through the host in between.
 pub struct Dreamer {
@@ -42,21 +45,26 @@ pub enum Action<'a> {
 
 /// Where dreams start. Filled before [`Dreamer::dream`].
 pub struct Start {
-    /// Reconstructed frames before the first imagined one, [B, N, H, W, 3] in [0, 1].
-    pub frames: Buffer,
+    /// What the policy saw before the first imagined frame: reconstructed frames [B, N, H, W, 3] in [0, 1], or the tokens i32 [B, N, K] where it sees codes.
+    pub before: Buffer,
     /// i32 [B, N]: 0 for padding.
     pub mask: Buffer,
     /// Tokens of the first frame, i32 [B, K].
     pub tokens: Buffer,
+    /// The actions before each of these N frames and before the first of the dream, i32 [B, N + 1], the number of actions for none; where the policy is
+    /// given them.
+    pub previous: Option<Buffer>,
 }
 
 /// What was dreamt: everything the actor-critic's loss needs.
 #[derive(Clone)]
 pub struct Trajectories {
-    /// What the policy saw, [B, T, H, W, 3] in [0, 1].
-    pub frames: Buffer,
+    /// What the policy saw, [B, T, H, W, 3] in [0, 1]; where it sees codes, nothing is rendered.
+    pub frames: Option<Buffer>,
     /// The same as tokens, i32 [B, T, K].
     pub tokens: Buffer,
+    /// The action before each step, i32 [B, T], where the policy is given it.
+    pub previous: Option<Buffer>,
     /// i32 [B, T]
     pub actions: Buffer,
     /// [B, T]; their signs, where the world model learns signs.
@@ -66,21 +74,6 @@ pub struct Trajectories {
     /// The policy's LSTM before the first frame, [B, hidden] each.
     pub hidden: Buffer,
     pub cell: Buffer,
-}
-
-/// Everything that the rest of a dream depends on, beside the networks and the random numbers.
-pub(crate) struct State {
-    pub memory: Memory,
-    /// Positions of the memory in use.
-    pub positions: usize,
-    /// The frame being looked at, i32 [B, K].
-    pub tokens: Buffer,
-    /// The policy's LSTM, [B, hidden] each.
-    hidden: Buffer,
-    cell: Buffer,
-    /// Steps so far, i32 [B, T, K] and [B, T], which the memory is refilled from. Those of [`Trajectories`].
-    past_tokens: Buffer,
-    pub past_actions: Buffer,
 }
 
 /// Where a step leaves what it computed on the way, for whoever asks for it.
@@ -114,68 +107,6 @@ struct DreamStep {
     details: Option<bool>,
 }
 
-impl State {
-    /// For dreams of which up to `steps` steps are kept.
-    pub fn new(device: &Device, agent: &Agent, batch: usize, steps: usize) -> Result<State> {
-        let (k, width) = (agent.config.tokenizer.tokens(), agent.config.actor_critic.hidden);
-        Ok(State {
-            memory: agent.world_model.memory(device, batch)?,
-            positions: 0,
-            tokens: device.buffer::<i32>("dreamt tokens", [batch, k])?,
-            hidden: device.buffer::<f32>("hidden state", [batch, width])?,
-            cell: device.buffer::<f32>("cell state", [batch, width])?,
-            past_tokens: device.buffer::<i32>("tokens of dreamt frames", [batch, steps, k])?,
-            past_actions: device.buffer::<i32>("dreamt actions", [batch, steps])?,
-        })
-    }
-
-    fn buffers(&self) -> impl Iterator<Item = &Buffer> {
-        let State { memory, tokens, hidden, cell, past_tokens, past_actions, positions: _ } = self;
-        memory.buffers().chain([tokens, hidden, cell, past_tokens, past_actions])
-    }
-
-    /// Becomes a copy of another state of the same shape.
-    pub fn copy_from(&mut self, other: &State, stepper: &mut Stepper) -> Result<()> {
-        copy_buffers(stepper, other.buffers().zip(self.buffers()))?;
-        self.positions = other.positions;
-        Ok(())
-    }
-
-    /// Moves steps `from..from + count` to the beginning of what is kept.
-    pub fn keep_steps(&mut self, from: usize, count: usize, stepper: &mut Stepper) -> Result<()> {
-        let State { past_tokens, past_actions, .. } = self;
-        stepper.infer(|tape| -> Result<()> {
-            for buffer in [past_tokens, past_actions] {
-                let all = tape.buffer(buffer)?;
-                for t in 0..count {
-                    let step = step_of(tape, all, from + t)?;
-                    tape.store_step(buffer, t, step)?;
-                }
-            }
-            Ok(())
-        })
-    }
-}
-
-/// Copies buffers of the same shape on their device: (from, to).
-pub(crate) fn copy_buffers<'a>(
-    stepper: &mut Stepper,
-    pairs: impl Iterator<Item = (&'a Buffer, &'a Buffer)>,
-) -> Result<()> {
-    let pairs: Vec<_> = pairs.collect();
-    if let Some((from, to)) = pairs.iter().find(|(from, to)| from.shape() != to.shape()) {
-        let rule = "a dream is copied to one of the same shape";
-        return Err(Error::ShapeMismatch { op: "dream", lhs: from.shape(), rhs: to.shape(), rule });
-    }
-    stepper.infer(|tape| -> Result<()> {
-        for (from, to) in pairs {
-            let x = tape.buffer(from)?;
-            tape.store(to, 0, x)?;
-        }
-        Ok(())
-    })
-}
-
 impl Dreamer {
     /// `horizon` imagined steps after `burn_in` frames that warm the policy's LSTM up.
     pub fn new(
@@ -190,22 +121,29 @@ impl Dreamer {
         let width = agent.config.actor_critic.hidden;
         let before = |name: &str| device.buffer::<f32>(name, [batch, width]);
         let state = State::new(device, agent, batch, horizon)?;
+        let frames = |name: &str, steps: usize| device.buffer::<f32>(name, [batch, steps, size, size, 3]);
+        let sees_frames = agent.config.actor_critic.sees == Sees::Frames;
         Ok(Dreamer {
             batch,
             horizon,
             burn_in,
             stepper: Stepper::new(device, key),
             start: Start {
-                frames: device.buffer::<f32>("frames before the dream", [batch, burn_in, size, size, 3])?,
+                before: match sees_frames {
+                    true => frames("frames before the dream", burn_in)?,
+                    false => device.buffer::<i32>("tokens before the dream", [batch, burn_in, k])?,
+                },
                 mask: device.buffer::<i32>("mask before the dream", [batch, burn_in])?,
                 tokens: device.buffer::<i32>("tokens of the first frame", [batch, k])?,
+                previous: previous_actions(device, agent, [batch, burn_in + 1])?,
             },
             given: device.buffer::<i32>("given actions", [batch])?,
             temperature: Temperature::new(device, 1.0)?,
-            gallery: Gallery::new(device, agent, batch)?,
+            gallery: if sees_frames { Gallery::new(device, agent, batch)? } else { None },
             trajectories: Trajectories {
-                frames: device.buffer::<f32>("dreamt frames", [batch, horizon, size, size, 3])?,
+                frames: sees_frames.then(|| frames("dreamt frames", horizon)).transpose()?,
                 tokens: state.past_tokens.clone(),
+                previous: previous_actions(device, agent, [batch, horizon])?,
                 actions: state.past_actions.clone(),
                 rewards: device.buffer::<f32>("dreamt rewards", [batch, horizon])?,
                 ends: device.buffer::<i32>("dreamt ends", [batch, horizon])?,
@@ -284,7 +222,7 @@ impl Dreamer {
         details: Option<&Details>,
     ) -> Result<()> {
         let Dreamer { stepper, state, given, temperature, gallery, trajectories, .. } = self;
-        let State { memory, tokens, hidden, cell, positions: at, .. } = &*state;
+        let State { memory, tokens, hidden, cell, previous, positions: at, .. } = &*state;
         let at = *at;
         let id = StepId::new(
             "dream",
@@ -299,13 +237,9 @@ impl Dreamer {
         );
         let shown = gallery.as_mut().map(|gallery| gallery.show(agent, tokens)).transpose()?;
         stepper.infer_captured(id, |tape| -> Result<()> {
-            // The policy looks at the decoded frame and acts.
-            let seen = tape.buffer(tokens)?;
-            tape.store_step(&trajectories.tokens, t, seen)?;
-            let frame = frame_of(tape, agent, seen, shown)?;
-            tape.store_step(&trajectories.frames, t, frame)?;
+            // The policy looks at the decoded frame, or at its codes, and acts.
+            let sight = look(tape, agent, t, (state, trajectories), shown)?;
             let lstm = Lstm { hidden: tape.buffer(hidden)?, cell: tape.buffer(cell)? };
-            let sight = agent.actor_critic.look(tape, frame)?;
             let lstm = agent.actor_critic.remember(tape, sight.gates, lstm)?;
             let policy = match by_policy || details.is_some() {
                 true => Some(agent.actor_critic.decide(tape, lstm.hidden, sight.features)?),
@@ -318,6 +252,9 @@ impl Dreamer {
             tape.store_step(&trajectories.actions, t, action)?;
             tape.store(hidden, 0, lstm.hidden)?;
             tape.store(cell, 0, lstm.cell)?;
+            if let Some(previous) = previous {
+                tape.store(previous, 0, action)?;
+            }
             // The world model answers with reward, end and, unless the dream is over, the next frame.
             let thought = agent.world_model.see_action(tape, memory, at, action)?;
             let (rewards, ends) = agent.world_model.consequences(tape, thought)?;
@@ -346,19 +283,19 @@ impl Dreamer {
     pub(crate) fn condition(&mut self, agent: &Agent, t: usize, next: &[i32]) -> Result<()> {
         self.start.tokens.write(next)?;
         let Dreamer { stepper, state, given, start, gallery, trajectories, .. } = self;
-        let State { memory, tokens, hidden, cell, positions: at, .. } = &*state;
+        let State { memory, tokens, hidden, cell, previous, positions: at, .. } = &*state;
         let shown = gallery.as_mut().map(|gallery| gallery.show(agent, tokens)).transpose()?;
         stepper.infer(|tape| -> Result<()> {
-            let seen = tape.buffer(tokens)?;
-            tape.store_step(&trajectories.tokens, t, seen)?;
-            let frame = frame_of(tape, agent, seen, shown)?;
+            let sight = look(tape, agent, t, (state, trajectories), shown)?;
             let lstm = Lstm { hidden: tape.buffer(hidden)?, cell: tape.buffer(cell)? };
-            let sight = agent.actor_critic.look(tape, frame)?;
             let lstm = agent.actor_critic.remember(tape, sight.gates, lstm)?;
             tape.store(hidden, 0, lstm.hidden)?;
             tape.store(cell, 0, lstm.cell)?;
             let action = tape.buffer(given)?;
             tape.store_step(&trajectories.actions, t, action)?;
+            if let Some(previous) = previous {
+                tape.store(previous, 0, action)?;
+            }
             agent.world_model.see_action(tape, memory, *at, action)?;
             let next = tape.buffer(&start.tokens)?;
             agent.world_model.see_tokens(tape, memory, at + 1, next)?;
@@ -395,7 +332,7 @@ impl Dreamer {
         Ok(Some(kept))
     }
 
-    /// Shows the burn-in frames to the policy and the first frame's tokens to the world model.
+    /// Shows what was before the dream to the policy and the first frame's tokens to the world model.
     pub(crate) fn begin(&mut self, agent: &Agent) -> Result<()> {
         let (batch, burn_in, width) = (self.batch, self.burn_in, agent.config.actor_critic.hidden);
         self.state.hidden.write(&vec![0f32; batch * width])?;
@@ -404,15 +341,25 @@ impl Dreamer {
             gallery.enter(agent)?;
         }
         let Dreamer { stepper, state, start, trajectories, .. } = self;
-        let State { memory, tokens, hidden, cell, .. } = &*state;
+        let State { memory, tokens, hidden, cell, previous, .. } = &*state;
         // The dreamer's own buffers stay the same as long as it lives.
         let id = StepId::new("dream start", &agent.identity());
         stepper.infer_captured(id, |tape| -> Result<()> {
             let mut lstm = Lstm { hidden: tape.buffer(hidden)?, cell: tape.buffer(cell)? };
+            let actions = start.previous.as_ref().map(|actions| tape.buffer(actions)).transpose()?;
             if burn_in > 0 {
-                let frames = tape.buffer(&start.frames)?;
+                let before = tape.buffer(&start.before)?;
+                let view = match agent.config.actor_critic.sees {
+                    Sees::Frames => before,
+                    Sees::Codes => agent.view_over_time(tape, before)?,
+                };
+                let previous = actions.map(|actions| tape.slice(actions, 1, 0, burn_in)).transpose()?;
                 let mask = tape.buffer(&start.mask)?;
-                lstm = agent.actor_critic.burn_in(tape, frames, mask, lstm)?;
+                lstm = agent.actor_critic.burn_in(tape, Seen { view, previous }, mask, lstm)?;
+            }
+            if let Some((previous, actions)) = previous.as_ref().zip(actions) {
+                let newest = step_of(tape, actions, burn_in)?;
+                tape.store(previous, 0, newest)?;
             }
             for (buffer, part) in [(&trajectories.hidden, lstm.hidden), (&trajectories.cell, lstm.cell)] {
                 tape.store(buffer, 0, part)?;
@@ -431,12 +378,28 @@ impl Dreamer {
     }
 }
 
-/// What tokens i32 [B, K] look like, [B, H, W, 3] in [0, 1]: rendered, unless it was looked up.
-fn frame_of(tape: &mut Tape, agent: &Agent, tokens: Tensor, shown: Option<&Buffer>) -> Result<Tensor> {
-    match shown {
-        Some(shown) => tape.buffer(shown),
-        None => agent.tokenizer.render(tape, tokens),
+/// The policy looks at the newest frame, which becomes step `t` of the trajectory. Frames are rendered, unless they were looked up.
+fn look(
+    tape: &mut Tape,
+    agent: &Agent,
+    t: usize,
+    (state, trajectories): (&State, &Trajectories),
+    shown: Option<&Buffer>,
+) -> Result<Sight> {
+    let tokens = tape.buffer(&state.tokens)?;
+    tape.store_step(&trajectories.tokens, t, tokens)?;
+    let view = match shown {
+        Some(shown) => tape.buffer(shown)?,
+        None => agent.view(tape, tokens)?,
+    };
+    if let Some(frames) = &trajectories.frames {
+        tape.store_step(frames, t, view)?;
     }
+    let previous = state.previous.as_ref().map(|action| tape.buffer(action)).transpose()?;
+    if let Some((kept, previous)) = trajectories.previous.as_ref().zip(previous) {
+        tape.store_step(kept, t, previous)?;
+    }
+    agent.actor_critic.look(tape, Seen { view, previous })
 }
 
 /// Step `t` of [B, T, ...], as [B, ...].

@@ -32,10 +32,10 @@ mod tokenizer;
 pub mod train;
 mod world_model;
 
-pub use actor_critic::{ActorCritic, ActorCriticLosses, Policy, Returns, Sight};
+pub use actor_critic::{ActorCritic, ActorCriticLosses, Policy, Returns, Seen, Sight};
 pub use by_hand::PlayedGame;
 pub use checkpoint::CheckpointError;
-pub use config::{ActorCriticConfig, AgentConfig, ConfigError, TokenizerConfig, WorldModelConfig};
+pub use config::{ActorCriticConfig, AgentConfig, ConfigError, Sees, TokenizerConfig, WorldModelConfig};
 pub use dream::{Asked, Attention, Dream, Frame, Logits, Moment, Snapshot};
 pub use episodes::{Archive, EpisodesError, export_episodes, join_episodes};
 pub use expectation::{Expectation, Read};
@@ -53,7 +53,7 @@ pub use world_model::{Memory, WorldModel, WorldModelBatch, WorldModelLosses, Wor
 
 pub use engine::{Error, Result};
 
-use engine::Device;
+use engine::{Device, Tape, Tensor};
 
 /// The three networks.
 pub struct Agent {
@@ -79,6 +79,25 @@ impl Agent {
             world_model: WorldModel::within(device, &config.world_model, tokenizer, actions, seed, limit)?,
             actor_critic: ActorCritic::within(device, &config.actor_critic, tokenizer, actions, seed, limit)?,
         })
+    }
+
+    /// What the policy looks at where these are the tokens, i32 [B, K]: frames [B, H, W, 3] in [0, 1] or codes [B, h, w, E].
+    pub fn view(&self, tape: &mut Tape, tokens: Tensor) -> Result<Tensor> {
+        match self.config.actor_critic.sees {
+            Sees::Frames => self.tokenizer.render(tape, tokens),
+            Sees::Codes => self.tokenizer.codes(tape, tokens),
+        }
+    }
+
+    /// The same over time: tokens i32 [B, T, K] -> [B, T, ..].
+    pub fn view_over_time(&self, tape: &mut Tape, tokens: Tensor) -> Result<Tensor> {
+        let &[batch, time, k] = tokens.dims() else {
+            return Err(Error::BadShape { op: "view", shape: tokens.shape(), rule: "tokens are [B, T, K]" });
+        };
+        let flat = tape.reshape(tokens, [batch * time, k])?;
+        let view = self.view(tape, flat)?;
+        let dims: Vec<usize> = [batch, time].iter().chain(view.dims().iter().skip(1)).copied().collect();
+        tape.reshape(view, engine::Shape::try_from(dims.as_slice())?)
     }
 
     /// What captured steps over its networks depend on.

@@ -1,11 +1,12 @@
-//! Acting in real games: every frame goes through the tokenizer, as in the paper; the policy sees its reconstruction.
+//! Acting in real games: every frame goes through the tokenizer, as in the paper; the policy sees its reconstruction, or its codes.
 
-use engine::{Buffer, Device, Key, Lstm, Result, StepId, Stepper, Temperature};
+use engine::{Buffer, Device, Error, Key, Lstm, Result, StepId, Stepper, Temperature};
 use envs::{EnvError, Game, Purpose, VectorEnv};
 
 use crate::dream::softmax;
+use crate::imagine::previous_actions;
 use crate::picture::to_bytes;
-use crate::{Agent, Frame};
+use crate::{Agent, Frame, Seen, Sees};
 
 /// Plays several games side by side with one policy.
 pub struct Player {
@@ -14,6 +15,10 @@ pub struct Player {
     hidden: Buffer,
     cell: Buffer,
     actions: Buffer,
+    /// The newest actions, i32 [B], where the policy is given them.
+    previous: Option<Buffer>,
+    /// The action that is none.
+    none: i32,
     /// Where they are asked for.
     details: Option<Details>,
     temperature: Temperature,
@@ -48,6 +53,7 @@ pub struct Thought {
 pub struct PlayerState {
     hidden: Vec<f32>,
     cell: Vec<f32>,
+    previous: Vec<i32>,
     key: Key,
 }
 
@@ -61,6 +67,8 @@ impl Player {
             hidden: device.buffer::<f32>("hidden state", [batch, width])?,
             cell: device.buffer::<f32>("cell state", [batch, width])?,
             actions: device.buffer::<i32>("actions", [batch])?,
+            previous: previous_actions(device, agent, [batch])?,
+            none: agent.config.actions as i32,
             details: None,
             temperature: Temperature::new(device, 1.0)?,
             batch,
@@ -99,13 +107,23 @@ impl Player {
 
     /// The player as it is now, to [`put back`](Player::put_back) later.
     pub fn state(&self) -> Result<PlayerState> {
-        Ok(PlayerState { hidden: self.hidden.read()?, cell: self.cell.read()?, key: self.stepper.key() })
+        let previous =
+            self.previous.as_ref().map(|previous| previous.read()).transpose()?.unwrap_or_default();
+        Ok(PlayerState {
+            hidden: self.hidden.read()?,
+            cell: self.cell.read()?,
+            previous,
+            key: self.stepper.key(),
+        })
     }
 
     /// Goes back to where this player was: the same frames lead to the same actions again.
     pub fn put_back(&mut self, state: &PlayerState) -> Result<()> {
         self.hidden.write(&state.hidden)?;
         self.cell.write(&state.cell)?;
+        if let Some(previous) = &self.previous {
+            previous.write(&state.previous)?;
+        }
         self.set_key(state.key);
         Ok(())
     }
@@ -119,28 +137,54 @@ impl Player {
     pub fn forget(&mut self, game: usize) -> Result<()> {
         let nothing = vec![0f32; self.width];
         self.hidden.write_at(game * self.width, &nothing)?;
-        self.cell.write_at(game * self.width, &nothing)
+        self.cell.write_at(game * self.width, &nothing)?;
+        match &self.previous {
+            Some(previous) => previous.write_at(game, &[self.none]),
+            None => Ok(()),
+        }
+    }
+
+    /// Says what was done in one of the games, where that was not what [`act`](Player::act) chose.
+    pub fn took(&mut self, game: usize, action: usize) -> Result<()> {
+        let limit = self.none as usize;
+        if action >= limit {
+            return Err(Error::IndexOutOfRange { op: "play", index: action as i64, position: game, limit });
+        }
+        match &self.previous {
+            Some(previous) => previous.write_at(game, &[action as i32]),
+            None => Ok(()),
+        }
     }
 
     /// Looks at the games' frames (RGB bytes, one after the other) and chooses actions.
     pub fn act(&mut self, agent: &Agent, frames: &[u8], temperature: f32) -> Result<Vec<i32>> {
         self.frames.write(frames)?;
         self.temperature.set(temperature)?;
-        let Player { stepper, frames, hidden, cell, actions, details, temperature, .. } = self;
+        let Player { stepper, frames, hidden, cell, actions, previous, details, temperature, .. } = self;
+        let previous = previous.as_ref();
         // The player's own buffers stay the same as long as it lives.
         stepper.infer_captured(StepId::new("act", &agent.identity()), |tape| -> Result<()> {
-            let seen = tape.buffer(frames)?;
-            let (tokens, seen) = agent.tokenizer.reconstruct(tape, seen)?;
+            let frames = tape.buffer(frames)?;
+            let tokens = agent.tokenizer.tokenise(tape, frames)?;
+            let view = agent.view(tape, tokens)?;
+            let before = previous.map(|actions| tape.buffer(actions)).transpose()?;
             let state = Lstm { hidden: tape.buffer(hidden)?, cell: tape.buffer(cell)? };
-            let sight = agent.actor_critic.look(tape, seen)?;
+            let sight = agent.actor_critic.look(tape, Seen { view, previous: before })?;
             let state = agent.actor_critic.remember(tape, sight.gates, state)?;
             let policy = agent.actor_critic.decide(tape, state.hidden, sight.features)?;
             let chosen = tape.sample_at(policy.logits, temperature)?;
             tape.store(hidden, 0, state.hidden)?;
             tape.store(cell, 0, state.cell)?;
+            if let Some(previous) = previous {
+                tape.store(previous, 0, chosen)?;
+            }
             if let Some(details) = &*details {
                 tape.store(&details.values, 0, policy.values)?;
                 tape.store(&details.logits, 0, policy.logits)?;
+                let seen = match agent.config.actor_critic.sees {
+                    Sees::Frames => view,
+                    Sees::Codes => agent.tokenizer.render(tape, tokens)?,
+                };
                 tape.store(&details.seen, 0, seen)?;
                 tape.store(&details.tokens, 0, tokens)?;
             }

@@ -250,7 +250,7 @@ mod tests {
             let mut learner = Learner::new(&device, objective, Adam::default(), 1e-2)?;
             for _ in 0..150 {
                 dreamer.dream(&agent, Acting::Policy { temperature: 1.0 })?;
-                learner.update(&agent.actor_critic)?;
+                learner.update(&agent)?;
             }
             let actions =
                 dreamer.dream(&agent, Acting::Policy { temperature: 1.0 })?.actions.read::<i32>()?;

@@ -14,6 +14,8 @@ pub struct Stretch {
     pub actions: Vec<usize>,
     /// Steps before the start: they only warm the policy up.
     pub before: usize,
+    /// The action before the first cell, if there was one.
+    pub previous: Option<usize>,
 }
 
 impl Stretch {
@@ -49,7 +51,17 @@ impl Stretch {
         let start = start.min(self.cells.len());
         let before = start.min(burn_in);
         let taken = start - before..(start + steps).min(self.cells.len());
-        Stretch { cells: self.cells[taken.clone()].to_vec(), actions: self.actions[taken].to_vec(), before }
+        let previous = match taken.start.checked_sub(1) {
+            Some(last) => self.actions.get(last).copied(),
+            None => self.previous,
+        };
+        let (cells, actions) = (self.cells[taken.clone()].to_vec(), self.actions[taken].to_vec());
+        Stretch { cells, actions, before, previous }
+    }
+
+    /// What was done before the start.
+    pub fn actions_before(&self) -> Vec<usize> {
+        self.previous.iter().chain(self.actions.iter().take(self.before)).copied().collect()
     }
 
     /// The steps from the start on.
@@ -114,8 +126,9 @@ impl Rollout<'_> {
             start.cells.iter().take(start.before + 1).flat_map(|cell| cell.frame.clone()).collect()
         };
         let frames: Vec<Vec<u8>> = starts.iter().map(first).collect();
+        let actions: Vec<Vec<usize>> = starts.iter().map(Stretch::actions_before).collect();
         let mut rows = vec![Dreamt::default(); starts.len()];
-        let mut dream = Dream::from_frames(self.device, self.agent, &frames, self.burn_in, key)?;
+        let mut dream = Dream::from_frames(self.device, self.agent, &frames, &actions, self.burn_in, key)?;
         let mut seen: Vec<Vec<u8>> = dream.look(self.agent)?.into_iter().map(|frame| frame.pixels).collect();
         for t in 0..context - 1 {
             let actions: Vec<usize> = starts.iter().map(|start| start.followed().1[t]).collect();

@@ -133,7 +133,9 @@ impl Scenes<'_> {
         let (before, first) = self.before(record);
         let cells = self.recorded(first, before + steps)?;
         let actions = self.recorded_actions(first, before + steps)?;
-        Ok(Stretch { cells, actions, before })
+        let previous = self.episode(first).and_then(|(episode, _)| episode.before(first));
+        let previous = previous.map(|record| self.replay.record(record)).transpose()?;
+        Ok(Stretch { cells, actions, before, previous: previous.map(|record| record.action as usize) })
     }
 
     /// Steps of the episode before a record, at most as many as the policy is warmed up with, and the record of the first.

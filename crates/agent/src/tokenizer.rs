@@ -104,41 +104,51 @@ impl Tokenizer {
         self.decoder.forward(tape, self.params(), &self.config, h)
     }
 
-    /// Tokens i32 [B, K] -> frames [B, H, W, 3] in [0, 1], as anyone looks at them.
-    pub fn render(&self, tape: &mut Tape, tokens: Tensor) -> Result<Tensor> {
+    /// Tokens i32 [B, K] -> their grid i32 [B, h, w].
+    fn grid(&self, tape: &mut Tape, op: &'static str, tokens: Tensor) -> Result<Tensor> {
         let &[batch, k] = tokens.dims() else {
-            return Err(Error::BadShape { op: "render", shape: tokens.shape(), rule: "tokens are [B, K]" });
+            return Err(Error::BadShape { op, shape: tokens.shape(), rule: "tokens are [B, K]" });
         };
         let grid = self.config.grid();
         if k != grid * grid {
             let rule = "there are K tokens per frame";
-            return Err(Error::ShapeMismatch {
-                op: "render",
-                lhs: tokens.shape(),
-                rhs: [batch, grid * grid].into(),
-                rule,
-            });
+            let rhs = [batch, grid * grid].into();
+            return Err(Error::ShapeMismatch { op, lhs: tokens.shape(), rhs, rule });
         }
-        let tokens = tape.reshape(tokens, [batch, grid, grid])?;
+        tape.reshape(tokens, [batch, grid, grid])
+    }
+
+    /// Tokens i32 [B, K] -> their embeddings [B, h, w, E], through which no gradient reaches the codebook.
+    pub fn codes(&self, tape: &mut Tape, tokens: Tensor) -> Result<Tensor> {
+        let tokens = self.grid(tape, "codes", tokens)?;
+        let codebook = tape.param_values(self.params(), self.codebook)?;
+        tape.embedding(codebook, tokens)
+    }
+
+    /// Tokens i32 [B, K] -> frames [B, H, W, 3] in [0, 1], as anyone looks at them.
+    pub fn render(&self, tape: &mut Tape, tokens: Tensor) -> Result<Tensor> {
+        let tokens = self.grid(tape, "render", tokens)?;
         let codebook = tape.param(self.params(), self.codebook)?;
         let embedded = tape.embedding(codebook, tokens)?;
         let frames = self.decode(tape, embedded)?;
         visible(tape, frames)
     }
 
-    /// Frames u8 [B, H, W, 3] -> tokens i32 [B, K] and their reconstruction [B, H, W, 3] in [0, 1].
-    pub fn reconstruct(&self, tape: &mut Tape, frames: Tensor) -> Result<(Tensor, Tensor)> {
+    /// Frames u8 [B, H, W, 3] -> tokens i32 [B, K].
+    pub fn tokenise(&self, tape: &mut Tape, frames: Tensor) -> Result<Tensor> {
         let &[batch, _, _, _] = frames.dims() else {
-            return Err(Error::BadShape {
-                op: "reconstruct",
-                shape: frames.shape(),
-                rule: "frames are [B, H, W, 3]",
-            });
+            let rule = "frames are [B, H, W, 3]";
+            return Err(Error::BadShape { op: "tokenise", shape: frames.shape(), rule });
         };
         let x = from_bytes(tape, frames)?;
         let y = self.encode(tape, x)?;
         let tokens = self.quantise(tape, y)?.tokens;
-        let tokens = tape.reshape(tokens, [batch, self.config.tokens()])?;
+        tape.reshape(tokens, [batch, self.config.tokens()])
+    }
+
+    /// Frames u8 [B, H, W, 3] -> tokens i32 [B, K] and their reconstruction [B, H, W, 3] in [0, 1].
+    pub fn reconstruct(&self, tape: &mut Tape, frames: Tensor) -> Result<(Tensor, Tensor)> {
+        let tokens = self.tokenise(tape, frames)?;
         Ok((tokens, self.render(tape, tokens)?))
     }
 

@@ -62,7 +62,7 @@ fn check_against_a_whole_dream(window: usize, horizon: usize) -> Result<()> {
                 let at = row * BURN_IN + BURN_IN - before + i;
                 mask[at] = 1;
                 let frame = render(&device, &agent, &tokens[i * K..(i + 1) * K])?;
-                dreamer.start().frames.write_at(at * frame.len(), &frame)?;
+                dreamer.start().before.write_at(at * frame.len(), &frame)?;
             }
             dreamer.start().tokens.write_at(row * K, &tokens[tokens.len() - K..])?;
         }
@@ -71,10 +71,10 @@ fn check_against_a_whole_dream(window: usize, horizon: usize) -> Result<()> {
         let whole = dreamer.dream(&agent, acting)?;
         let (actions, rewards) = (whole.actions.read::<i32>()?, whole.rewards.read::<f32>()?);
         let (ends, tokens) = (whole.ends.read::<i32>()?, whole.tokens.read::<i32>()?);
-        let frames = whole.frames.read::<f32>()?;
+        let frames = whole.frames.as_ref().unwrap().read::<f32>()?;
         let pixels = frames.len() / (rows.len() * horizon);
 
-        let mut dream = Dream::from_tokens(&device, &agent, &rows, BURN_IN, Key::new(9, 0))?;
+        let mut dream = Dream::from_tokens(&device, &agent, &rows, &[], BURN_IN, Key::new(9, 0))?;
         let mut seen = dream.look(&agent)?;
         let mut unfinished = Some(dream);
         for t in 0..horizon {
@@ -144,8 +144,8 @@ fn frames_and_their_tokens_begin_the_same_dream() -> Result<()> {
         tokens.push(codes?.concat());
     }
     let mut dreams = [
-        Dream::from_frames(&device, &agent, &frames, BURN_IN, Key::new(1, 0))?,
-        Dream::from_tokens(&device, &agent, &tokens, BURN_IN, Key::new(1, 0))?,
+        Dream::from_frames(&device, &agent, &frames, &[], BURN_IN, Key::new(1, 0))?,
+        Dream::from_tokens(&device, &agent, &tokens, &[], BURN_IN, Key::new(1, 0))?,
     ];
     // What is older than the burn-in does not count.
     let [one, other] = &mut dreams;
@@ -153,13 +153,13 @@ fn frames_and_their_tokens_begin_the_same_dream() -> Result<()> {
     assert_eq!(play(one, &agent, 4)?, play(other, &agent, 4)?);
     let mut older = tokens.clone();
     older[0].splice(0..0, vec![3; K]);
-    let mut third = Dream::from_tokens(&device, &agent, &older, BURN_IN, Key::new(1, 0))?;
-    let mut fourth = Dream::from_tokens(&device, &agent, &tokens, BURN_IN, Key::new(1, 0))?;
+    let mut third = Dream::from_tokens(&device, &agent, &older, &[], BURN_IN, Key::new(1, 0))?;
+    let mut fourth = Dream::from_tokens(&device, &agent, &tokens, &[], BURN_IN, Key::new(1, 0))?;
     assert_eq!(play(&mut third, &agent, 2)?, play(&mut fourth, &agent, 2)?);
     for wrong in [vec![], vec![0; K + 1]] {
-        assert!(Dream::from_tokens(&device, &agent, &[wrong], BURN_IN, Key::new(1, 0)).is_err());
+        assert!(Dream::from_tokens(&device, &agent, &[wrong], &[], BURN_IN, Key::new(1, 0)).is_err());
     }
-    assert!(Dream::from_frames(&device, &agent, &[vec![0; 100]], BURN_IN, Key::new(1, 0)).is_err());
+    assert!(Dream::from_frames(&device, &agent, &[vec![0; 100]], &[], BURN_IN, Key::new(1, 0)).is_err());
     Ok(())
 }
 
@@ -169,7 +169,7 @@ fn a_fork_goes_on_like_the_original_until_it_acts_otherwise() -> Result<()> {
     let device = Device::under_test(2)?;
     let agent = Agent::new(&device, &with_window(4), 1)?;
     for before in [0, 1, 2, 3, 7] {
-        let mut original = Dream::from_tokens(&device, &agent, &rows(), BURN_IN, Key::new(3, 0))?;
+        let mut original = Dream::from_tokens(&device, &agent, &rows(), &[], BURN_IN, Key::new(3, 0))?;
         play(&mut original, &agent, before)?;
         let mut fork = original.fork(&agent)?;
         let mut other = original.fork(&agent)?;
@@ -195,7 +195,7 @@ fn a_fork_goes_on_like_the_original_until_it_acts_otherwise() -> Result<()> {
 fn what_is_put_back_happens_again() -> Result<()> {
     let device = Device::under_test(2)?;
     let agent = Agent::new(&device, &with_window(4), 1)?;
-    let mut dream = Dream::from_tokens(&device, &agent, &rows(), BURN_IN, Key::new(3, 0))?;
+    let mut dream = Dream::from_tokens(&device, &agent, &rows(), &[], BURN_IN, Key::new(3, 0))?;
     let mut snapshots = Vec::new();
     let mut moments = Vec::new();
     for _ in 0..9 {
@@ -206,7 +206,7 @@ fn what_is_put_back_happens_again() -> Result<()> {
         dream.put_back(&snapshots[at])?;
         assert_eq!(play(&mut dream, &agent, 9 - at)?, moments[at..]);
     }
-    let one = Dream::from_tokens(&device, &agent, &rows()[..1], BURN_IN, Key::new(3, 0));
+    let one = Dream::from_tokens(&device, &agent, &rows()[..1], &[], BURN_IN, Key::new(3, 0));
     let error = one?.put_back(&snapshots[0]).unwrap_err().to_string();
     assert!(error.contains("a dream is copied to one of the same shape"), "{error}");
     Ok(())
@@ -216,7 +216,7 @@ fn what_is_put_back_happens_again() -> Result<()> {
 fn probabilities_are_those_of_the_logits_and_sum_to_1() -> Result<()> {
     let device = Device::under_test(2)?;
     let agent = Agent::new(&device, &small(), 1)?;
-    let mut dream = Dream::from_tokens(&device, &agent, &rows(), BURN_IN, Key::new(3, 0))?;
+    let mut dream = Dream::from_tokens(&device, &agent, &rows(), &[], BURN_IN, Key::new(3, 0))?;
     let asked = Asked { logits: true, attention: false };
     for _ in 0..3 {
         let moments = dream.step(&agent, policy(), asked)?;
@@ -256,7 +256,7 @@ fn probabilities_are_those_of_the_logits_and_sum_to_1() -> Result<()> {
 fn attention_sums_to_1_and_sees_no_future() -> Result<()> {
     let device = Device::under_test(2)?;
     let agent = Agent::new(&device, &with_window(4), 1)?;
-    let mut dream = Dream::from_tokens(&device, &agent, &rows(), BURN_IN, Key::new(3, 0))?;
+    let mut dream = Dream::from_tokens(&device, &agent, &rows(), &[], BURN_IN, Key::new(3, 0))?;
     let asked = Asked { logits: false, attention: true };
     let check = |moment: &Moment, at: usize, queries: usize| {
         let attention = moment.attention.as_ref().unwrap();
@@ -296,7 +296,7 @@ fn a_conditioned_dream_has_seen_the_frames_and_actions() -> Result<()> {
     let mut rng = Rng::new(Key::new(2, 2));
     let frames: Vec<Vec<u8>> =
         (0..3).map(|_| (0..8 * 8 * 3).map(|_| rng.below(256) as u8).collect()).collect();
-    let mut dream = Dream::from_frames(&device, &agent, &frames[..1], 0, Key::new(1, 0))?;
+    let mut dream = Dream::from_frames(&device, &agent, &frames[..1], &[], 0, Key::new(1, 0))?;
     let mut tokens = vec![dream.look(&agent)?.remove(0).tokens];
     for (action, frame) in [(4, &frames[1]), (2, &frames[2])] {
         tokens.push(dream.condition(&agent, &[action], std::slice::from_ref(frame))?.remove(0).tokens);
@@ -326,7 +326,7 @@ fn a_conditioned_dream_has_seen_the_frames_and_actions() -> Result<()> {
     assert_eq!((got.rewards, got.ends), (rewards, ends));
 
     // The policy remembers the same as after two burn-in frames.
-    let mut warm = Dream::from_frames(&device, &agent, &[frames.concat()], 2, Key::new(1, 0))?;
+    let mut warm = Dream::from_frames(&device, &agent, &[frames.concat()], &[], 2, Key::new(1, 0))?;
     let after = warm.step(&agent, Action::Given(&[3]), asked)?.remove(0);
     let close = |a: f32, b: f32| assert!((a - b).abs() < 1e-5, "{a} {b}");
     close(after.value, moment.value);

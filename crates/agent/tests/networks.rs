@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use agent::{Acting, Agent, AgentConfig, CheckpointError, Dreamer, Policy, Returns};
+use agent::{Acting, Agent, AgentConfig, CheckpointError, Dreamer, Policy, Returns, Trajectories};
 use engine::{Buffer, Device, Key, Lstm, Result, Rng, Stepper};
 
 #[path = "common/small.rs"]
@@ -145,12 +145,16 @@ fn reconstructing_is_encoding_and_rendering() -> Result<()> {
     })
 }
 
+fn frames(dreamt: &Trajectories) -> Result<Vec<f32>> {
+    dreamt.frames.as_ref().unwrap().read()
+}
+
 /// Fills a dreamer's start: random frames, tokens and a mask with whole and partly padded rows.
 fn start(dreamer: &Dreamer, burn_in: usize, mask: &[i32]) -> Result<()> {
     let mut rng = Rng::new(Key::new(8, 8));
     let start = dreamer.start();
-    let frames: Vec<f32> = (0..start.frames.shape().len()).map(|_| rng.uniform()).collect();
-    start.frames.write(&frames)?;
+    let frames: Vec<f32> = (0..start.before.shape().len()).map(|_| rng.uniform()).collect();
+    start.before.write(&frames)?;
     assert_eq!(mask.len() % burn_in, 0);
     start.mask.write(mask)?;
     let tokens: Vec<i32> = (0..start.tokens.shape().len()).map(|_| rng.below(11) as i32).collect();
@@ -166,8 +170,7 @@ fn a_dream_uses_exactly_340_positions_and_follows_its_key() -> Result<()> {
         let mut dreamer = Dreamer::new(&device, &agent, 3, 20, 2, Key::new(seed, 0))?;
         start(&dreamer, 2, &mask)?;
         let dreamt = dreamer.dream(&agent, Acting::Policy { temperature: 1.0 })?;
-        let result =
-            (dreamt.actions.read::<i32>()?, dreamt.rewards.read::<f32>()?, dreamt.frames.read::<f32>()?);
+        let result = (dreamt.actions.read::<i32>()?, dreamt.rewards.read::<f32>()?, frames(dreamt)?);
         assert_eq!(dreamer.positions(), 340);
         Ok(result)
     };
@@ -195,7 +198,7 @@ fn a_dreamer_that_has_dreamt_before_dreams_like_a_new_one() -> Result<()> {
     let dream = |dreamer: &mut Dreamer, acting: Acting| -> Result<(Vec<i32>, Vec<f32>, Vec<f32>)> {
         dreamer.set_key(Key::new(7, 0));
         let dreamt = dreamer.dream(&agent, acting)?;
-        Ok((dreamt.actions.read()?, dreamt.rewards.read()?, dreamt.frames.read()?))
+        Ok((dreamt.actions.read()?, dreamt.rewards.read()?, frames(dreamt)?))
     };
     let mut old = dreamer()?;
     let policy = |temperature| Acting::Policy { temperature };
@@ -221,7 +224,7 @@ fn a_dream_may_outlast_the_world_models_memory() -> Result<()> {
         let mut dreamer = Dreamer::new(&device, &agent, 2, 11, 1, Key::new(0, 0))?;
         start(&dreamer, 1, &[1, 0])?;
         let dreamt = dreamer.dream(&agent, Acting::Policy { temperature: 1.0 })?;
-        assert!(dreamt.frames.read::<f32>()?.iter().all(|f| (0.0..=1.0).contains(f)));
+        assert!(frames(dreamt)?.iter().all(|f| (0.0..=1.0).contains(f)));
         assert!(dreamer.positions() <= steps * 17);
     }
     Ok(())
@@ -245,7 +248,7 @@ fn follows_its_frames(device: &Device, agent: &Agent) -> Result<()> {
     let dreamt = dreamer.dream(agent, Acting::Policy { temperature: 0.0 })?;
     let logits = Stepper::new(device, Key::new(0, 0)).infer(|tape| -> Result<Vec<f32>> {
         let state = Lstm { hidden: tape.buffer(&dreamt.hidden)?, cell: tape.buffer(&dreamt.cell)? };
-        let frames = tape.buffer(&dreamt.frames)?;
+        let frames = tape.buffer(dreamt.frames.as_ref().unwrap())?;
         let Policy { logits, .. } = agent.actor_critic.follow(tape, frames, state)?;
         tape.read(logits)
     })?;
@@ -459,7 +462,7 @@ fn a_frame_looks_the_same_wherever_it_is_rendered() -> Result<()> {
     let mut dreamer = Dreamer::new(&device, &agent, 3, 4, 2, Key::new(0, 0))?;
     start(&dreamer, 2, &[1, 1, 0, 1, 0, 0])?;
     let dreamt = dreamer.dream(&agent, Acting::Policy { temperature: 1.0 })?;
-    let (tokens, frames) = (dreamt.tokens.read::<i32>()?, dreamt.frames.read::<f32>()?);
+    let (tokens, frames) = (dreamt.tokens.read::<i32>()?, frames(dreamt)?);
     let pixels = frames.len() / 12;
     for turn in 0..12 {
         let mut turned = tokens.clone();

@@ -8,8 +8,8 @@ use std::path::Path;
 
 use agent::train::{ActorCriticObjective, Learner, Objective, TokenizerObjective, WorldModelObjective};
 use agent::{
-    ActorCritic, ActorCriticConfig, AgentConfig, Perceptual, Returns, Tokenizer, TokenizerConfig,
-    Trajectories, WorldModel, WorldModelConfig,
+    ActorCriticConfig, Agent, AgentConfig, Perceptual, Returns, Tokenizer, TokenizerConfig, Trajectories,
+    WorldModel, WorldModelConfig,
 };
 use common::Golden;
 use engine::{Adam, Device, Result};
@@ -165,13 +165,15 @@ fn compare_world_model(sizes: &Sizes) -> Result<()> {
 
 fn compare_actor_critic(sizes: &Sizes) -> Result<()> {
     let (golden, device, config) = (Golden::load(), Device::cpu(Some(2))?, &sizes.agent);
-    let policy = ActorCritic::new(&device, &config.actor_critic, &config.tokenizer, config.actions, 0)?;
-    golden.fill(&policy.network, "actor_critic");
+    let agent = Agent::new(&device, config, 0)?;
+    golden.fill(&agent.actor_critic.network, "actor_critic");
     let (batch, time, size) = (sizes.dreams, sizes.horizon, config.tokenizer.frame_size);
     let hidden = config.actor_critic.hidden;
+    let seen = device.buffer::<f32>("frames", [batch, time, size, size, 3])?;
     let dreamt = Trajectories {
-        frames: device.buffer::<f32>("frames", [batch, time, size, size, 3])?,
+        frames: Some(seen.clone()),
         tokens: device.buffer::<i32>("tokens", [batch, time, config.tokenizer.tokens()])?,
+        previous: None,
         actions: device.buffer::<i32>("actions", [batch, time])?,
         rewards: device.buffer::<f32>("rewards", [batch, time])?,
         ends: device.buffer::<i32>("ends", [batch, time])?,
@@ -180,7 +182,7 @@ fn compare_actor_critic(sizes: &Sizes) -> Result<()> {
     };
     let returns = Returns { stop_at_end: false, ..Returns::default() };
     let objective = ActorCriticObjective::new(dreamt, returns);
-    compare(sizes, &device, (objective, &policy), Adam::default(), |objective, update| {
+    compare(sizes, &device, (objective, &agent), Adam::default(), |objective, update| {
         let name = |name: &str| format!("updates.{update}.{name}");
         let integers = |what: &str, below| golden.integers(&name(what), batch * time, below);
         let state = |what: &str| -> Vec<f32> {
@@ -191,7 +193,7 @@ fn compare_actor_critic(sizes: &Sizes) -> Result<()> {
         let rewards: Vec<f32> = integers("ac_rewards", 4).iter().map(|r| (r - 1).min(1) as f32).collect();
         let ends: Vec<i32> = integers("ac_ends", 8).iter().map(|end| i32::from(*end == 0)).collect();
         let dreamt = &objective.dreamt;
-        dreamt.frames.write(&frames)?;
+        seen.write(&frames)?;
         dreamt.actions.write(&integers("ac_actions", config.actions as u32))?;
         dreamt.rewards.write(&rewards)?;
         dreamt.ends.write(&ends)?;

@@ -6,8 +6,7 @@ use std::time::Instant;
 
 use agent::train::{ActorCriticObjective, Learner, Objective, TokenizerObjective, WorldModelObjective};
 use agent::{
-    Acting, ActorCritic, Agent, AgentConfig, Dreamer, Perceptual, Returns, Tokenizer, Trajectories,
-    WorldModel,
+    Acting, Agent, AgentConfig, Dreamer, Perceptual, Returns, Sees, Tokenizer, Trajectories, WorldModel,
 };
 use anyhow::{Result, bail};
 use clap::ValueEnum;
@@ -220,35 +219,43 @@ impl Bench {
         let Load { dreams, horizon, .. } = self.load;
         let (size, tokens) = (self.config.tokenizer.frame_size, self.config.tokenizer.tokens());
         let hidden = self.config.actor_critic.hidden;
+        let frames = match self.config.actor_critic.sees {
+            Sees::Frames => Some(self.numbers("frames", [dreams, horizon, size, size, 3])?),
+            Sees::Codes => None,
+        };
         let dreamt = Trajectories {
-            frames: self.numbers("frames", [dreams, horizon, size, size, 3])?,
+            frames,
             tokens: self.integers("tokens", [dreams, horizon, tokens], 512)?,
+            previous: None,
             actions: self.integers("actions", [dreams, horizon], 6)?,
             rewards: self.numbers("rewards", [dreams, horizon])?,
             ends: self.integers("ends", [dreams, horizon], 1)?,
             hidden: self.numbers("hidden", [dreams, hidden])?,
             cell: self.numbers("cell", [dreams, hidden])?,
         };
-        let config = &self.config;
-        let policy =
-            ActorCritic::new(&self.device, &config.actor_critic, &config.tokenizer, config.actions, 0)?;
-        self.updates(ActorCriticObjective::new(dreamt, Returns::default()), Adam::default(), &policy)
+        let agent = Agent::new(&self.device, &self.config, 0)?;
+        self.updates(ActorCriticObjective::new(dreamt, Returns::default()), Adam::default(), &agent)
     }
 
     fn behaviour(&mut self) -> Result<f64> {
         let Load { dreams, horizon, .. } = self.load;
         let agent = Agent::new(&self.device, &self.config, 0)?;
         let mut dreamer = Dreamer::new(&self.device, &agent, dreams, horizon, 20, Key::new(0, 1))?;
-        let size = self.config.tokenizer.frame_size;
-        let frames = self.numbers("frames", [dreams, 20, size, size, 3])?;
-        dreamer.start().frames.write(&frames.read::<f32>()?)?;
+        let before = &dreamer.start().before;
+        match self.config.actor_critic.sees {
+            Sees::Frames => {
+                let frames = self.numbers("frames", before.shape())?;
+                before.write(&frames.read::<f32>()?)?;
+            }
+            Sees::Codes => self.random_integers(before, 512)?,
+        }
         dreamer.start().mask.write(&vec![1i32; dreams * 20])?;
         self.random_integers(&dreamer.start().tokens, 512)?;
         let objective = ActorCriticObjective::new(dreamer.trajectories().clone(), Returns::default());
         let mut learner = Learner::new(&self.device, objective, Adam::default(), LEARNING_RATE)?;
         self.time(|_| {
             dreamer.dream(&agent, Acting::Policy { temperature: 1.0 })?;
-            Ok(learner.update(&agent.actor_critic)?)
+            Ok(learner.update(&agent)?)
         })
     }
 

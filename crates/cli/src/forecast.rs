@@ -183,7 +183,7 @@ impl Trial<'_> {
             let mut learner = Learner::new(device, objective, Adam::default(), RATE)?;
             trial.time(|| {
                 dreamer.dream(agent, Acting::Policy { temperature: 1.0 })?;
-                Ok(learner.update(&agent.actor_critic)?)
+                Ok(learner.update(agent)?)
             })
         };
         let (batch, horizon, burn_in) = (training.schedule.batch, training.horizon, training.burn_in);

@@ -71,6 +71,8 @@ enum From {
 pub struct Start {
     /// RGB bytes of the frame, after those before it that warm the policy up.
     pub frames: Vec<u8>,
+    /// What was done before the frame, the newest last.
+    pub actions: Vec<usize>,
     /// The real game up to that frame, where it can be played again.
     pub played: Option<PlayedGame>,
 }
@@ -187,7 +189,8 @@ impl Episodes {
             From::Replay { number, .. } => self.played(number, step)?,
             From::Archive(_) => None,
         };
-        Ok(Start { frames, played })
+        let actions = (before.saturating_sub(1)..step).map(|step| recorded.action(step)).collect();
+        Ok(Start { frames, actions, played })
     }
 
     /// The game of an episode of the replay up to one of its steps, from its fresh start over the lives lost since; none where that is forgotten.

@@ -139,7 +139,8 @@ async fn dream(
         let end = part.from.saturating_add(part.count).min(recorded.records.len());
         let followed: Vec<usize> = (part.from..end).map(|step| recorded.action(step)).collect();
         let actions = steps.map(|step| recorded.action(step)).collect();
-        Ok((Stretch { cells, actions, before: part.from - first }, followed))
+        let previous = first.checked_sub(1).map(|step| recorded.action(step));
+        Ok((Stretch { cells, actions, before: part.from - first, previous }, followed))
     })
     .await?;
     let dreamt = studio.compute.ask(move |worker| {

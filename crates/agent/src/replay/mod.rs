@@ -89,6 +89,8 @@ pub struct Segment {
     pub len: usize,
     /// From the number of a record to that of the next.
     pub stride: usize,
+    /// Number of the record before the first real one, in the same episode.
+    pub before: Option<usize>,
 }
 
 impl Segment {
@@ -473,7 +475,8 @@ impl Replay {
     pub fn sample_starting(&self, rng: &mut Rng, len: usize) -> Segment {
         let (episode, first) = self.sample(rng);
         let (stride, len) = (episode.stride, len.min(episode.len - first));
-        Segment { first: episode.record(first), pad_before: 0, len, stride }
+        let first = episode.record(first);
+        Segment { first, pad_before: 0, len, stride, before: episode.before(first) }
     }
 
     /// `len` steps that end at a uniformly chosen step, padded before the episode's beginning.
@@ -481,7 +484,7 @@ impl Replay {
         let (episode, last) = self.sample(rng);
         let real = len.min(last + 1);
         let (first, stride) = (episode.record(last + 1 - real), episode.stride);
-        Segment { first, pad_before: len - real, len: real, stride }
+        Segment { first, pad_before: len - real, len: real, stride, before: episode.before(first) }
     }
 }
 

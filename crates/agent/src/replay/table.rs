@@ -55,6 +55,11 @@ impl Episode {
         (distance.is_multiple_of(self.stride) && step < self.len).then_some(step)
     }
 
+    /// Number of the record before one of its own, in the same episode.
+    pub fn before(&self, record: usize) -> Option<usize> {
+        record.checked_sub(self.stride).filter(|before| *before >= self.start)
+    }
+
     /// Which of the games that were played side by side it belongs to.
     pub fn game(&self) -> usize {
         self.start % self.stride

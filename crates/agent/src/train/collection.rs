@@ -6,7 +6,7 @@ use envs::Env;
 use super::played::Played;
 use super::{Epoch, Phase, Result, SetupError, Stream, Trainer};
 use crate::player::episode_seed;
-use crate::replay::{Record, Replay};
+use crate::replay::{Episode, Record, Replay};
 
 impl Trainer {
     /// Plays with the current policy and remembers what happens. Games side by side make a step each in turn.
@@ -41,7 +41,13 @@ impl Trainer {
                         let other = explore.below(actions) as usize;
                         if explore.uniform() < config.epsilon { other } else { chosen as usize }
                     };
-                    chosen.into_iter().map(explored).collect()
+                    let taken: Vec<usize> = chosen.iter().copied().map(explored).collect();
+                    for (game, (taken, chosen)) in taken.iter().zip(chosen).enumerate() {
+                        if *taken != chosen as usize {
+                            self.player.took(game, *taken)?;
+                        }
+                    }
+                    taken
                 }
             };
             let taken: Vec<Option<usize>> = chosen.iter().copied().map(Some).collect();
@@ -75,28 +81,40 @@ impl Trainer {
     fn warm_player_up(&mut self) -> Result<()> {
         let (games, bytes) = (self.config.collection.envs, self.frame_bytes());
         (0..games).try_for_each(|game| self.player.forget(game))?;
-        let newest = |game| -> Vec<usize> {
-            let records = self.replay.open_episode(game).map(|episode| episode.records());
-            let before = self.config.actor_critic.burn_in;
-            let mut newest: Vec<usize> = records.into_iter().flat_map(|all| all.rev().take(before)).collect();
-            newest.reverse();
-            newest
+        let burn_in = self.config.actor_critic.burn_in;
+        let open = |game| self.replay.open_episode(game).filter(|episode| episode.len > 0);
+        let open: Vec<Option<Episode>> = (0..games).map(open).collect();
+        let newest = |episode: &Option<Episode>| -> Vec<usize> {
+            let skipped = |episode: &Episode| episode.len.saturating_sub(burn_in);
+            episode.iter().flat_map(|episode| episode.records().skip(skipped(episode))).collect()
         };
-        let newest: Vec<Vec<usize>> = (0..games).map(newest).collect();
+        let newest: Vec<Vec<usize>> = open.iter().map(newest).collect();
         let most = newest.iter().map(Vec::len).max().unwrap_or(0);
         let mut frames = vec![0; games * bytes];
         for step in 0..most {
             // All end together, so that shorter ones begin later.
             let record = |game: usize| newest[game].get((step + newest[game].len()).checked_sub(most)?);
             for (game, frame) in frames.chunks_exact_mut(bytes).enumerate() {
-                if let Some(record) = record(game) {
+                if let (Some(record), Some(episode)) = (record(game), open[game]) {
                     self.replay.frame(*record, frame)?;
+                    self.tell_previous_action(game, episode.before(*record))?;
                 }
             }
             self.player.act(&self.agent, &frames, 1.0)?;
             for game in (0..games).filter(|game| record(*game).is_none()) {
                 self.player.forget(game)?;
             }
+        }
+        for (game, episode) in open.iter().enumerate() {
+            self.tell_previous_action(game, episode.and_then(|episode| episode.records().next_back()))?;
+        }
+        Ok(())
+    }
+
+    /// Tells the player what was done in a record, if its policy is given the previous action.
+    fn tell_previous_action(&mut self, game: usize, record: Option<usize>) -> Result<()> {
+        if let Some(record) = record.filter(|_| self.config.agent.actor_critic.previous_action) {
+            self.player.took(game, self.replay.record(record)?.action as usize)?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use engine::Rng;
 use super::cache::Cache;
 use super::{Epoch, Phase, Result, Schedule, Stream, Trainer, WorldModelObjective};
 use crate::replay::{Record, Replay, Segment};
-use crate::{Acting, Agent, Dreamer, RewardModel};
+use crate::{Acting, Agent, Dreamer, RewardModel, Sees};
 
 impl Trainer {
     pub(super) fn learn_tokenizer(&mut self, epoch: &mut Epoch) -> Result<()> {
@@ -55,10 +55,11 @@ impl Trainer {
         self.dreamer.set_key(self.key(Stream::Dream));
         let mut ahead = rng.clone();
         let batch = schedule.batch * schedule.accumulate;
-        let coming = Coming { phase: Phase::ActorCritic, updates, batch, rendered: burn_in > 0 };
+        let rendered = burn_in > 0 && self.config.agent.actor_critic.sees == Sees::Frames;
+        let coming = Coming { phase: Phase::ActorCritic, updates, batch, rendered };
         self.prepare(epoch, coming, |replay| replay.sample_ending(&mut ahead, burn_in + 1))?;
         let Trainer { agent, replay, cache, dreamer, actor_critic, .. } = self;
-        actor_critic.learn(&agent.actor_critic, (updates, schedule.accumulate), epoch, |_| {
+        actor_critic.learn(agent, (updates, schedule.accumulate), epoch, |_| {
             let segments: Vec<Segment> =
                 (0..schedule.batch).map(|_| replay.sample_ending(&mut rng, burn_in + 1)).collect();
             fill_dream_start(cache, agent, replay, &segments, burn_in, dreamer)?;
@@ -173,7 +174,7 @@ impl Targets {
     }
 }
 
-/// Reconstructed frames before the dream, and the tokens of its first.
+/// What the policy saw and did before the dream, and the tokens of its first frame.
 fn fill_dream_start(
     cache: &mut Cache,
     agent: &Agent,
@@ -192,8 +193,23 @@ fn fill_dream_start(
     let mask: Vec<i32> = rows.iter().map(|row| i32::from(row.is_some())).collect();
     let start = dreamer.start();
     if burn_in > 0 {
-        cache.load_reconstructions(agent, replay, &rows, &start.frames)?;
+        match agent.config.actor_critic.sees {
+            Sees::Frames => cache.load_reconstructions(agent, replay, &rows, &start.before)?,
+            Sees::Codes => cache.load_tokens(agent, replay, &rows, &start.before)?,
+        }
         start.mask.write(&mask)?;
+    }
+    if let Some(previous) = &start.previous {
+        let none = agent.config.actions as i32;
+        let mut actions = vec![none; segments.len() * (burn_in + 1)];
+        for (row, segment) in actions.chunks_exact_mut(burn_in + 1).zip(segments) {
+            let records = segment.before.into_iter().chain(segment.records().take(segment.len - 1));
+            let first = segment.pad_before + usize::from(segment.before.is_none());
+            for (action, record) in row[first..].iter_mut().zip(records) {
+                *action = replay.record(record)?.action as i32;
+            }
+        }
+        previous.write(&actions)?;
     }
     cache.load_tokens(agent, replay, &first, &start.tokens)
 }

@@ -5,7 +5,7 @@ use engine::{Bits, Buffer, Device, Lstm, Shape, Tape};
 use super::{Losses, Objective, Phase};
 use crate::layers::Network;
 use crate::{
-    ActorCritic, ActorCriticLosses, AgentConfig, Perceptual, Returns, Tokenizer, TokenizerConfig,
+    ActorCriticLosses, Agent, AgentConfig, Perceptual, Returns, Seen, Tokenizer, TokenizerConfig,
     TokenizerLosses, Trajectories, WorldModel, WorldModelBatch, WorldModelLosses,
 };
 
@@ -170,11 +170,12 @@ impl ActorCriticObjective {
 
 impl Objective for ActorCriticObjective {
     const PHASE: Phase = Phase::ActorCritic;
-    type Model = ActorCritic;
+    /// The policy alone learns; what it sees of tokens is the tokenizer's.
+    type Model = Agent;
     type Settings = Returns;
 
-    fn network(model: &ActorCritic) -> &Network {
-        &model.network
+    fn network(model: &Agent) -> &Network {
+        &model.actor_critic.network
     }
 
     fn settings(&self) -> Returns {
@@ -185,11 +186,18 @@ impl Objective for ActorCriticObjective {
         [&ActorCriticLosses::NAMES[..], &[IMAGINED_REWARD]].concat()
     }
 
-    fn losses(&self, tape: &mut Tape, model: &ActorCritic) -> engine::Result<Losses> {
-        let dreamt = &self.dreamt;
-        let frames = tape.buffer(&dreamt.frames)?;
+    fn losses(&self, tape: &mut Tape, agent: &Agent) -> engine::Result<Losses> {
+        let (dreamt, model) = (&self.dreamt, &agent.actor_critic);
+        let view = match &dreamt.frames {
+            Some(frames) => tape.buffer(frames)?,
+            None => {
+                let tokens = tape.buffer(&dreamt.tokens)?;
+                agent.view_over_time(tape, tokens)?
+            }
+        };
+        let previous = dreamt.previous.as_ref().map(|actions| tape.buffer(actions)).transpose()?;
         let state = Lstm { hidden: tape.buffer(&dreamt.hidden)?, cell: tape.buffer(&dreamt.cell)? };
-        let output = model.follow(tape, frames, state)?;
+        let output = model.follow(tape, Seen { view, previous }, state)?;
         let (actions, ends) = (tape.buffer(&dreamt.actions)?, tape.buffer(&dreamt.ends)?);
         let rewards = tape.buffer(&dreamt.rewards)?;
         let losses = model.loss(tape, output, actions, rewards, ends, &self.returns)?;

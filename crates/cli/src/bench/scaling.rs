@@ -1,6 +1,6 @@
 //! `iris bench --scaling`: what a step costs if one thing about it changes.
 
-use agent::AgentConfig;
+use agent::{AgentConfig, Sees};
 use anyhow::Result;
 use engine::Device;
 
@@ -20,7 +20,7 @@ const TOKENIZER: [bool; 3] = [true, false, true];
 const WORLD_MODEL: [bool; 3] = [false, true, true];
 const BEHAVIOUR: [bool; 3] = [false, false, true];
 
-const CHANGES: [Change; 13] = [
+const CHANGES: [Change; 14] = [
     Change { name: "half the batch", make: |_, load| batch(load, 1, 2), touches: ALL },
     Change { name: "2 x the batch", make: |_, load| batch(load, 2, 1), touches: ALL },
     Change { name: "4 x the batch", make: |_, load| batch(load, 4, 1), touches: ALL },
@@ -37,6 +37,11 @@ const CHANGES: [Change; 13] = [
         name: "10 steps of context",
         make: |config, _| config.world_model.steps = 10,
         touches: WORLD_MODEL,
+    },
+    Change {
+        name: "a policy that sees codes",
+        make: |config, _| config.actor_critic.sees = Sees::Codes,
+        touches: BEHAVIOUR,
     },
 ];
 

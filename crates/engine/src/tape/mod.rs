@@ -217,6 +217,18 @@ impl Tape {
         })
     }
 
+    /// The values of a parameter, without gradient: for networks that read what another one learns.
+    pub fn param_values(&mut self, params: &Params, param: Param) -> Result<Tensor> {
+        let spec = params.specs().get(param.index).filter(|spec| spec.shape == param.shape);
+        let Some(start) = spec.map(|spec| spec.offset) else {
+            let name = format!("number {} of another network", param.index);
+            return Err(Error::UnknownParameter { name });
+        };
+        let bound = self.bind(&params.values)?;
+        let len = param.shape.len();
+        Ok(self.push_data(Data::Bound { bound, start }, len, param.shape, DType::F32, false))
+    }
+
     fn bind_params(&mut self, params: &Params) -> Result<u32> {
         let bound = self.bind(&params.values)?;
         if let Some(found) = self.params.iter().find(|p| p.values == bound) {

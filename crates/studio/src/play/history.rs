@@ -98,9 +98,10 @@ pub struct PolicyFacts {
 /// How the dream came to a step.
 #[derive(Clone, Debug)]
 pub enum How {
-    /// It began with the last of these frames; those before it warmed the policy up.
+    /// It began with the last of these frames, after these actions; the frames before it warmed the policy up.
     Begun {
         frames: Arc<[u8]>,
+        actions: Arc<[usize]>,
         key: Key,
     },
     Given(usize),

@@ -317,7 +317,7 @@ fn prepare(studio: &Studio, start: &Start) -> Result<Prepared, Problem> {
         From::Training => Begin::Training,
         From::Episode { episode, step } => {
             let start = episodes::Episodes::open(studio, &entry)?.start(episode, *step)?;
-            Begin::Recorded { frames: start.frames, played: start.played }
+            Begin::Recorded { frames: start.frames, actions: start.actions, played: start.played }
         }
     };
     Ok((Some(Source::new(&entry, start.env.as_deref())), None, begin))

@@ -30,6 +30,8 @@ pub enum Begin {
     Recorded {
         /// RGB bytes of the frame, after those before it that warm the policy up.
         frames: Vec<u8>,
+        /// What was done before the frame, the newest last.
+        actions: Vec<usize>,
         /// The real game up to that frame, where it can be played again.
         played: Option<PlayedGame>,
     },
@@ -105,7 +107,7 @@ impl Session {
         let names = real.action_names();
         let alone = match &begin {
             // A game that does not lead to the recorded frame is another one than that was recorded.
-            Begin::Recorded { frames, played: Some(played) } => {
+            Begin::Recorded { frames, played: Some(played), .. } => {
                 let again = real.begin(played.clone()).map(|()| real.frame());
                 !again.is_ok_and(|frame| frames.ends_with(&frame.pixels))
             }
@@ -203,15 +205,20 @@ impl Session {
             player.set_key(Key::new(evaluation_seed(self.seed.wrapping_add(number as u64)), 1));
             player.forget(0).map_err(failed)?;
         }
-        let frames = match (&self.begin, &self.real) {
-            (Begin::Recorded { frames, .. }, real) if number == 0 || real.is_none() => frames.clone(),
-            (_, Some(real)) => real.frame().pixels.to_vec(),
-            (_, None) => Vec::new(),
+        let (frames, actions) = match (&self.begin, &self.real) {
+            (Begin::Recorded { frames, actions, .. }, real) if number == 0 || real.is_none() => {
+                (frames.clone(), actions.clone())
+            }
+            (_, Some(real)) => (real.frame().pixels.to_vec(), Vec::new()),
+            (_, None) => Default::default(),
         };
+        if let (Some(player), Some(last)) = (&mut self.player, actions.last()) {
+            player.took(0, *last).map_err(failed)?;
+        }
         // Every game of a session has other random numbers; those of the first are those of `iris dream`.
         let key = Key::new(self.seed.wrapping_add(step as u64), 0);
         let how = match self.agent {
-            Some(_) => How::Begun { frames: frames.into(), key },
+            Some(_) => How::Begun { frames: frames.into(), actions: actions.into(), key },
             None => How::Absent,
         };
         let came = self.come_to(&how, None)?;
@@ -224,10 +231,10 @@ impl Session {
     fn come_to(&mut self, how: &How, frame: Option<&Image>) -> Result<Came, Problem> {
         let Some(loaded) = self.agent.clone() else { return Ok(Came::default()) };
         let agent = &loaded.agent;
-        if let How::Begun { frames, key } = how {
-            let frames = [frames.to_vec()];
-            let mut dream =
-                Dream::from_frames(&self.device, agent, &frames, loaded.burn_in, *key).map_err(failed)?;
+        if let How::Begun { frames, actions, key } = how {
+            let (frames, actions) = ([frames.to_vec()], [actions.to_vec()]);
+            let mut dream = Dream::from_frames(&self.device, agent, &frames, &actions, loaded.burn_in, *key)
+                .map_err(failed)?;
             let frame = dream.look(agent).map_err(failed)?.pop();
             self.dream = Some(dream);
             return Ok(Came { frame: frame.map(|frame| frame.pixels), told: None });
@@ -321,8 +328,7 @@ impl Session {
         let chosen = came.told.as_ref().map(|told| told.action);
         let action = orders.action.or(chosen).or(proposed).unwrap_or_else(|| self.idle());
         // A dream goes on alone after the end of the game.
-        let playing = self.real.as_mut().filter(|_| !finished);
-        let outcome = playing.map(|real| real.step(action)).transpose()?;
+        let outcome = if finished { None } else { self.play(action)? };
         if self.dream.is_some() && !dreams_first {
             how = if shown { How::Shown(action) } else { How::Given(action) };
             let frame = self.real.as_ref().filter(|_| shown).map(Real::frame);
@@ -339,6 +345,14 @@ impl Session {
         self.keep(facts, how, came.frame)
     }
 
+    /// A step of the real game, if there is one, which the player hears of.
+    fn play(&mut self, action: usize) -> Result<Option<envs::Step>, Problem> {
+        if let Some(player) = &mut self.player {
+            player.took(0, action).map_err(failed)?;
+        }
+        self.real.as_mut().map(|real| real.step(action)).transpose()
+    }
+
     /// Shows the dream the game's frame at the step that is looked at, instead of what it dreamt.
     pub fn put_reality_back(&mut self) -> Result<&Moment, Problem> {
         let now = self.now()?;
@@ -351,8 +365,8 @@ impl Session {
         self.come_back(step - 1)?;
         self.live = None;
         let how = How::Shown(action);
-        if let Some(real) = self.real.as_mut().filter(|real| !real.over()) {
-            real.step(action)?;
+        if self.real.as_ref().is_some_and(|real| !real.over()) {
+            self.play(action)?;
         }
         let came = self.come_to(&how, frame.as_ref())?;
         facts.dream = self.dream_facts(None, None);

@@ -9,7 +9,7 @@ use std::collections::hash_map::Entry;
 use engine::{Buffer, Device, Key, StepId, Stepper, Tape, Tensor};
 
 use super::{Result, TrainConfig};
-use crate::{Agent, Replay};
+use crate::{Agent, Replay, Sees};
 use table::Table;
 
 /// Frames that go through the tokenizer at a time: as many as it trains with, within these bounds.
@@ -33,7 +33,8 @@ pub(super) struct Capacity {
     /// Records of the largest batch of each kind, which is held in any case.
     pub frames: usize,
     pub tokens: usize,
-    pub reconstructions: usize,
+    /// None where the policy looks at none.
+    pub reconstructions: Option<usize>,
 }
 
 impl Capacity {
@@ -47,7 +48,7 @@ impl Capacity {
             chunk: t.schedule.batch.clamp(*CHUNK.start(), *CHUNK.end()),
             frames: t.schedule.batch,
             tokens: sequences.max(before_dreams).max(p.schedule.batch),
-            reconstructions: before_dreams,
+            reconstructions: (config.agent.actor_critic.sees == Sees::Frames).then_some(before_dreams),
         }
     }
 }
@@ -86,8 +87,8 @@ pub(super) struct Cache {
     frames: Table,
     /// i32 [rows, K]
     tokens: Table,
-    /// [rows, H, W, 3] in [0, 1]
-    reconstructions: Table,
+    /// [rows, H, W, 3] in [0, 1]; none where the policy looks at none.
+    reconstructions: Option<Table>,
     /// Rows of a chunk that goes through the tokenizer, i32 [chunk]: where it is read from and written to; -1 beyond its end.
     from: Buffer,
     to: Buffer,
@@ -102,20 +103,20 @@ impl Cache {
         let Capacity { budget, replay, chunk, .. } = capacity;
         // Tokens are a hundred times smaller than images: they come first, and usually all of them.
         let tokens = (budget / (4 * k)).min(replay);
-        let images = ((budget - 4 * k * tokens) / (pixels * (1 + device.float_size()))).min(replay);
-        let (frames, tokens, reconstructions) = (
-            images.max(capacity.frames).max(chunk),
-            tokens.max(capacity.tokens).max(chunk),
-            images.max(capacity.reconstructions).max(chunk),
-        );
+        let rendered = if capacity.reconstructions.is_some() { device.float_size() } else { 0 };
+        let images = ((budget - 4 * k * tokens) / (pixels * (1 + rendered))).min(replay);
+        let (frames, tokens) =
+            (images.max(capacity.frames).max(chunk), tokens.max(capacity.tokens).max(chunk));
+        let reconstructions = |least: usize| -> engine::Result<Table> {
+            let shape = [images.max(least).max(chunk), size, size, 3];
+            Ok(Table::new(device.float_buffer("reconstructions of the replay", shape)?))
+        };
         let chunk_rows = |name: &str| device.buffer::<i32>(name, [chunk]);
         Ok(Cache {
             stepper: Stepper::new(device, Key::new(0, 0)),
             frames: Table::new(device.buffer::<u8>("frames of the replay", [frames, size, size, 3])?),
             tokens: Table::new(device.buffer::<i32>("tokens of the replay", [tokens, k])?),
-            reconstructions: Table::new(
-                device.float_buffer("reconstructions of the replay", [reconstructions, size, size, 3])?,
-            ),
+            reconstructions: capacity.reconstructions.map(reconstructions).transpose()?,
             from: chunk_rows("rows to read")?,
             to: chunk_rows("rows to write")?,
             rows: HashMap::new(),
@@ -126,7 +127,7 @@ impl Cache {
     pub fn follow(&mut self, replay: &Replay) {
         let table = replay.table();
         let oldest = table.episodes.first().map_or(table.records, |episode| episode.start);
-        for table in [&mut self.frames, &mut self.tokens, &mut self.reconstructions] {
+        for table in [&mut self.frames, &mut self.tokens].into_iter().chain(&mut self.reconstructions) {
             table.forget_before(oldest);
         }
     }
@@ -134,14 +135,14 @@ impl Cache {
     /// The tokenizer has changed.
     pub fn clear(&mut self) {
         self.tokens.clear();
-        self.reconstructions.clear();
+        self.reconstructions.iter_mut().for_each(Table::clear);
     }
 
     /// The frames of these records into a buffer u8 [records, H, W, 3].
     pub fn load_frames(&mut self, replay: &Replay, records: &[usize], out: &Buffer) -> Result<()> {
         self.upload(replay, records)?;
         let rows: Vec<Option<usize>> = records.iter().copied().map(Some).collect();
-        self.gather("frame batch", |cache| &cache.frames, &rows, out)
+        self.gather("frame batch", |cache| Some(&cache.frames), &rows, out)
     }
 
     /// The tokens of these records, zeros where there is none, into a buffer i32 [records, K].
@@ -153,7 +154,7 @@ impl Cache {
         out: &Buffer,
     ) -> Result<()> {
         self.tokenise(agent, replay, &present(rows), &mut || Ok(()))?;
-        self.gather("token batch", |cache| &cache.tokens, rows, out)
+        self.gather("token batch", |cache| Some(&cache.tokens), rows, out)
     }
 
     /// The reconstructions of these records in [0, 1], zeros where there is none, into a buffer [records, H, W, 3].
@@ -165,7 +166,7 @@ impl Cache {
         out: &Buffer,
     ) -> Result<()> {
         self.render(agent, replay, &present(rows), &mut || Ok(()))?;
-        self.gather("reconstruction batch", |cache| &cache.reconstructions, rows, out)
+        self.gather("reconstruction batch", |cache| cache.reconstructions.as_ref(), rows, out)
     }
 
     /// Computes the tokens of records that batches are going to need, and their reconstructions if these are `rendered`: in fewer and fuller chunks than
@@ -181,9 +182,11 @@ impl Cache {
         if self.tokens.capacity() >= replay.steps() {
             self.tokenise(agent, replay, records, go_on)?;
         }
-        match rendered && self.reconstructions.capacity() >= replay.steps() {
-            true => self.render(agent, replay, records, go_on),
-            false => Ok(()),
+        match &self.reconstructions {
+            Some(table) if rendered && table.capacity() >= replay.steps() => {
+                self.render(agent, replay, records, go_on)
+            }
+            _ => Ok(()),
         }
     }
 
@@ -242,23 +245,26 @@ impl Cache {
         records: &[usize],
         go_on: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
-        let missing = self.reconstructions.begin(records);
+        let Some(table) = &mut self.reconstructions else { return Ok(()) };
+        let missing = table.begin(records);
         self.tokenise(agent, replay, &missing, go_on)?;
         for chunk in missing.chunks(self.chunk()) {
-            let rows = self.reconstructions.reserve(chunk.len())?;
+            let Some(table) = &mut self.reconstructions else { return Ok(()) };
+            let rows = table.reserve(chunk.len())?;
+            let reconstructions = table.buffer.clone();
             self.place(&self.from, chunk.iter().map(|record| self.tokens.row(*record)))?;
             self.place(&self.to, rows.iter().copied().map(Some))?;
-            let Cache { stepper, tokens, reconstructions, from, to, .. } = self;
+            let Cache { stepper, tokens, from, to, .. } = self;
             stepper.infer_captured(
                 StepId::new("decode", &agent.identity()),
                 |tape| -> engine::Result<()> {
                     let (from, to) = (tape.buffer(from)?, tape.buffer(to)?);
                     let tokens = tape.gather_rows(&tokens.buffer, from)?;
                     let frames = agent.tokenizer.render(tape, tokens)?;
-                    tape.scatter_rows(&reconstructions.buffer, to, frames)
+                    tape.scatter_rows(&reconstructions, to, frames)
                 },
             )?;
-            self.reconstructions.fill(chunk, &rows);
+            self.reconstructions.iter_mut().for_each(|table| table.fill(chunk, &rows));
             go_on()?;
         }
         Ok(())
@@ -280,12 +286,13 @@ impl Cache {
     fn gather(
         &mut self,
         name: &'static str,
-        table: impl Fn(&Cache) -> &Table,
+        table: impl Fn(&Cache) -> Option<&Table>,
         records: &[Option<usize>],
         out: &Buffer,
     ) -> Result<()> {
-        let row =
-            |record: &Option<usize>| record.and_then(|r| table(self).row(r)).map_or(-1, |row| row as i32);
+        let Some(found) = table(self) else { return Ok(()) };
+        let row = |record: &Option<usize>| record.and_then(|r| found.row(r)).map_or(-1, |row| row as i32);
+        let buffer = found.buffer.clone();
         let numbers: Vec<i32> = records.iter().map(row).collect();
         let index = match self.rows.entry(records.len()) {
             Entry::Occupied(known) => known.get().clone(),
@@ -294,11 +301,10 @@ impl Cache {
             }
         };
         index.write(&numbers)?;
-        let table = table(self).buffer.clone();
-        let id = StepId::new(name, &[&table, &index, out].map(Buffer::identity));
+        let id = StepId::new(name, &[&buffer, &index, out].map(Buffer::identity));
         Ok(self.stepper.infer_captured(id, |tape| -> engine::Result<()> {
             let index = tape.buffer(&index)?;
-            let rows = tape.gather_rows(&table, index)?;
+            let rows = tape.gather_rows(&buffer, index)?;
             tape.store(out, 0, rows)
         })?)
     }
