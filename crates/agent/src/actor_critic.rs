@@ -2,13 +2,16 @@
 
 use std::hash::{Hash, Hasher};
 
-use engine::{Activation, Device, Error, Init, Lstm, Param, Params, Result, Stride, Tape, Tensor};
+use engine::{
+    Activation, Device, Error, Init, Lstm, Param, Params, Result, RunningRange, Stride, Tape, Tensor,
+};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::layers::{Builder, Conv, Layout, Linear, LinearInit, Network, Norm};
-use crate::{ActorCriticConfig, Sees, TokenizerConfig};
+use crate::rewards::{BINS, LARGEST};
+use crate::{ActorCriticConfig, Sees, TokenizerConfig, ValueModel};
 
 pub struct ActorCritic {
     pub config: ActorCriticConfig,
@@ -23,6 +26,8 @@ pub struct ActorCritic {
     actor: Linear,
     /// Shares of the LSTM's gates, [A + 1, 4 * hidden]: a row for each action, and one for none.
     previous: Option<Param>,
+    /// Of the lambda-returns, where advantages are divided by it.
+    pub(crate) return_range: RunningRange,
 }
 
 /// What the network is given.
@@ -56,6 +61,8 @@ pub struct Policy {
     pub logits: Tensor,
     /// [..]
     pub values: Tensor,
+    /// What the values are expected from, [.., bins]; none where the network gives the values themselves.
+    pub bins: Option<Tensor>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -94,19 +101,39 @@ pub struct Returns {
     pub entropy_weight: f32,
     /// Ignore imagined steps after an imagined end, as in the paper; the reference release includes them.
     pub stop_at_end: bool,
+    /// Scale of advantages: "none", as in the paper, or "percentiles" to divide them by the distance between the 5th and the 95th percentile of the
+    /// lambda-returns, a moving average over updates, where it is above 1.
+    pub scale: ReturnScale,
+}
+
+/// What advantages are divided by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReturnScale {
+    /// Nothing, as in the paper.
+    #[default]
+    None,
+    /// max(1, P95 - P5) of the lambda-returns that count, as a moving average over updates.
+    Percentiles,
 }
 
 impl Hash for Returns {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let Returns { gamma, lambda, entropy_weight, stop_at_end } = *self;
+        let Returns { gamma, lambda, entropy_weight, stop_at_end, scale } = *self;
         [gamma, lambda, entropy_weight].map(f32::to_bits).hash(state);
-        stop_at_end.hash(state);
+        (stop_at_end, scale).hash(state);
     }
 }
 
 impl Default for Returns {
     fn default() -> Returns {
-        Returns { gamma: 0.995, lambda: 0.95, entropy_weight: 0.001, stop_at_end: true }
+        Returns {
+            gamma: 0.995,
+            lambda: 0.95,
+            entropy_weight: 0.001,
+            stop_at_end: true,
+            scale: ReturnScale::None,
+        }
     }
 }
 
@@ -163,7 +190,7 @@ impl ActorCritic {
         let bias_ih = lstm_param("bias_ih", &[4 * hidden], Layout::Same)?;
         let bias_hh = lstm_param("bias_hh", &[4 * hidden], Layout::Same)?;
         let seen = if config.skip { hidden + features } else { hidden };
-        let critic = b.linear("critic_linear", seen, 1)?;
+        let critic = b.linear("critic_linear", seen, config.values.outputs())?;
         let actor = b.linear("actor_linear", seen, actions)?;
         let previous = match config.previous_action {
             true => Some(b.embedding("previous_action", actions + 1, 4 * hidden, init)?),
@@ -180,6 +207,7 @@ impl ActorCritic {
             critic,
             actor,
             previous,
+            return_range: RunningRange::new(device)?,
         })
     }
 
@@ -262,8 +290,15 @@ impl ActorCritic {
         };
         let logits = self.actor.forward(tape, self.params(), seen)?;
         let values = self.critic.forward(tape, self.params(), seen)?;
-        let values = tape.reshape(values, hidden.shape().without_last())?;
-        Ok(Policy { logits, values })
+        match self.config.values {
+            ValueModel::Mse => {
+                let values = tape.reshape(values, hidden.shape().without_last())?;
+                Ok(Policy { logits, values, bins: None })
+            }
+            ValueModel::SymlogBins => {
+                Ok(Policy { logits, values: tape.symexp_mean(values, LARGEST)?, bins: Some(values) })
+            }
+        }
     }
 
     /// Looks at a whole sequence [B, T, ..] at once -> features [B, T, F] and gates [B, T, 4 * hidden].
@@ -313,6 +348,33 @@ impl ActorCritic {
         self.decide(tape, all, features)
     }
 
+    /// How far values are from the returns that they predict, [B, T - 1], weighted.
+    fn value_loss(
+        &self,
+        tape: &mut Tape,
+        policy: Policy,
+        returns: Tensor,
+        weights: Tensor,
+    ) -> Result<Tensor> {
+        let steps = returns.shape().last();
+        let Some(bins) = policy.bins else {
+            let values = tape.slice(policy.values, 1, 0, steps)?;
+            let negative = tape.affine(returns, -1.0, 0.0)?;
+            let error = tape.add(values, negative)?;
+            let squared = tape.mul(error, error)?;
+            return tape.weighted_mean(squared, weights);
+        };
+        let bins = tape.slice(bins, 1, 0, steps)?;
+        let place = tape.symlog_place(returns, BINS, LARGEST)?;
+        let [low, high] = [0, 1].map(|i| -> Result<Tensor> {
+            let log_prob = tape.log_prob(bins, place.values[i])?;
+            tape.mul(log_prob, place.shares[i])
+        });
+        let likelihood = tape.add(low?, high?)?;
+        let mean = tape.weighted_mean(likelihood, weights)?;
+        tape.affine(mean, -1.0, 0.0)
+    }
+
     /// REINFORCE with a baseline, value regression and an entropy bonus over an imagined trajectory: policy over T steps, and what it did
     /// (actions i32, rewards f32, ends i32, all [B, T]). The last step's value is the bootstrap; losses are over the steps before it.
     pub fn loss(
@@ -336,7 +398,6 @@ impl ActorCritic {
         let baseline = before_last(tape, values)?;
         let actions = before_last(tape, actions)?;
         let logits = before_last(tape, policy.logits)?;
-        let values = before_last(tape, policy.values)?;
         let mut weights = tape.alive(ends)?;
         if !config.stop_at_end {
             weights = tape.affine(weights, 0.0, 1.0)?;
@@ -344,16 +405,16 @@ impl ActorCritic {
         let weights = before_last(tape, weights)?;
 
         let baseline = tape.affine(baseline, -1.0, 0.0)?;
-        let advantage = tape.add(returns, baseline)?;
+        let mut advantage = tape.add(returns, baseline)?;
+        if config.scale == ReturnScale::Percentiles {
+            advantage = tape.over_range(advantage, returns, weights, &self.return_range)?;
+        }
         let log_probs = tape.log_prob(logits, actions)?;
         let gain = tape.mul(log_probs, advantage)?;
         let gain = tape.weighted_mean(gain, weights)?;
         let loss_actions = tape.affine(gain, -1.0, 0.0)?;
 
-        let negative = tape.affine(returns, -1.0, 0.0)?;
-        let error = tape.add(values, negative)?;
-        let squared = tape.mul(error, error)?;
-        let loss_values = tape.weighted_mean(squared, weights)?;
+        let loss_values = self.value_loss(tape, policy, returns, weights)?;
 
         let entropy = tape.entropy(logits)?;
         let entropy = tape.weighted_mean(entropy, weights)?;

@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::RewardModel;
+use crate::rewards::BINS;
 
 /// All three networks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -315,6 +316,27 @@ pub enum Sees {
     Codes,
 }
 
+/// How the value function is learnt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ValueModel {
+    /// One number by squared error, as in the paper.
+    #[default]
+    Mse,
+    /// A distribution over bins of symlog(return) by cross-entropy. The value is what it expects.
+    SymlogBins,
+}
+
+impl ValueModel {
+    /// Outputs of the value head.
+    pub fn outputs(self) -> usize {
+        match self {
+            ValueModel::Mse => 1,
+            ValueModel::SymlogBins => BINS,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ActorCriticConfig {
@@ -332,6 +354,9 @@ pub struct ActorCriticConfig {
     pub skip: bool,
     /// Feed an embedding of the previous action to the LSTM; false in the paper.
     pub previous_action: bool,
+    /// How values are learnt: "mse" by squared error, as in the paper, or "symlog-bins" as a distribution over logarithmic bins, the same as
+    /// `world_model.reward` has.
+    pub values: ValueModel,
 }
 
 impl Default for ActorCriticConfig {
@@ -343,6 +368,7 @@ impl Default for ActorCriticConfig {
             dense: 0,
             skip: false,
             previous_action: false,
+            values: ValueModel::Mse,
         }
     }
 }

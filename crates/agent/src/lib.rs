@@ -32,10 +32,12 @@ mod tokenizer;
 pub mod train;
 mod world_model;
 
-pub use actor_critic::{ActorCritic, ActorCriticLosses, Policy, Returns, Seen, Sight};
+pub use actor_critic::{ActorCritic, ActorCriticLosses, Policy, ReturnScale, Returns, Seen, Sight};
 pub use by_hand::PlayedGame;
 pub use checkpoint::CheckpointError;
-pub use config::{ActorCriticConfig, AgentConfig, ConfigError, Sees, TokenizerConfig, WorldModelConfig};
+pub use config::{
+    ActorCriticConfig, AgentConfig, ConfigError, Sees, TokenizerConfig, ValueModel, WorldModelConfig,
+};
 pub use dream::{Asked, Attention, Dream, Frame, Logits, Moment, Snapshot};
 pub use episodes::{Archive, EpisodesError, export_episodes, join_episodes};
 pub use expectation::{Expectation, Read};
@@ -44,7 +46,7 @@ pub use imagine::{Acting, Action, Dreamer, Start, Trajectories};
 pub use layers::Network;
 pub use perceptual::Perceptual;
 pub use player::{PlayError, Player, PlayerState, Thought, episode_seed, evaluation_seed};
-pub use replay::{Episode, Record, Replay, ReplayError, Segment, Table, TableError};
+pub use replay::{Episode, Record, Replay, ReplayError, Sampling, Segment, Table, TableError};
 pub use rewards::RewardModel;
 pub use rollout::{Dreamt, Rollout, Stretch};
 pub use scenes::{Eye, SceneError, Scenes};

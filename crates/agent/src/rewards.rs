@@ -18,8 +18,8 @@ pub enum RewardModel {
 }
 
 /// Bins of symlog rewards, one of them at 0, and the largest symlog reward: about 22,000 as a reward.
-const BINS: usize = 81;
-const LARGEST: f32 = 10.0;
+pub(crate) const BINS: usize = 81;
+pub(crate) const LARGEST: f32 = 10.0;
 
 impl RewardModel {
     /// Outputs of the reward head.
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
     use crate::fuzzing::tiny_agent;
     use crate::train::{ActorCriticObjective, Learner, WorldModelObjective};
-    use crate::{Acting, Agent, AgentConfig, Dreamer, Returns};
+    use crate::{Acting, Agent, AgentConfig, Dreamer, ReturnScale, Returns, Sees, ValueModel};
 
     #[test]
     fn a_reward_lies_between_two_bins() {
@@ -203,9 +203,16 @@ mod tests {
     }
 
     /// A world model that has learnt a game without pictures in which action 0 is rewarded with 1 and action 1 with 10.
-    fn trained(device: &Device, model: RewardModel) -> Result<(Agent, Learner<WorldModelObjective>)> {
+    fn trained(
+        device: &Device,
+        model: RewardModel,
+        options: bool,
+    ) -> Result<(Agent, Learner<WorldModelObjective>)> {
         let mut config: AgentConfig = tiny_agent(device)?.config;
         let (w, p) = (&mut config.world_model, &mut config.actor_critic);
+        if options {
+            (p.sees, p.previous_action, p.values) = (Sees::Codes, true, ValueModel::SymlogBins);
+        }
         (w.reward, w.steps, w.width, w.init_std) = (model, 4, 16, 0.1);
         (w.embedding_dropout, w.attention_dropout, w.residual_dropout) = (0.0, 0.0, 0.0);
         p.hidden = 8;
@@ -230,8 +237,13 @@ mod tests {
     #[test]
     fn a_larger_reward_is_preferred_where_amounts_are_learnt() -> Result<()> {
         let device = Device::under_test(1)?;
-        for model in [RewardModel::Sign, RewardModel::Mse, RewardModel::SymlogBins] {
-            let (agent, learner) = trained(&device, model)?;
+        for (model, options) in [
+            (RewardModel::Sign, false),
+            (RewardModel::Mse, false),
+            (RewardModel::SymlogBins, false),
+            (RewardModel::SymlogBins, true),
+        ] {
+            let (agent, learner) = trained(&device, model, options)?;
             let batch = &learner.objective;
             let imagined = Stepper::new(&device, Key::new(0, 0)).infer(|tape| -> Result<Vec<f32>> {
                 let (tokens, actions) = (tape.buffer(&batch.tokens)?, tape.buffer(&batch.actions)?);
@@ -245,7 +257,11 @@ mod tests {
             }
 
             let mut dreamer = Dreamer::new(&device, &agent, 32, 4, 0, Key::new(1, 0))?;
-            let returns = Returns { gamma: 0.9, entropy_weight: 0.05, ..Returns::default() };
+            let mut returns = Returns { gamma: 0.9, entropy_weight: 0.05, ..Returns::default() };
+            if options {
+                // Returns differ by tens: what they are divided by makes the entropy's weight count more.
+                (returns.scale, returns.entropy_weight) = (ReturnScale::Percentiles, 0.001);
+            }
             let objective = ActorCriticObjective::new(dreamer.trajectories().clone(), returns);
             let mut learner = Learner::new(&device, objective, Adam::default(), 1e-2)?;
             for _ in 0..150 {
@@ -257,7 +273,7 @@ mod tests {
             let better = actions.iter().filter(|action| **action == 1).count() as f32 / actions.len() as f32;
             match model {
                 RewardModel::Sign => assert!((0.1..0.9).contains(&better), "{better}"),
-                _ => assert!(better > 0.95, "{model:?}: {better}"),
+                _ => assert!(better > 0.95, "{model:?}, options {options}: {better}"),
             }
         }
         Ok(())

@@ -284,9 +284,10 @@ fn what_follows_an_end_counts_only_the_releases_way() -> Result<()> {
         ends.write(&[1, 0, 0, 0, 0, 0, 0, 0])?;
         let actions = device.buffer::<i32>("actions", [2, 4])?;
         actions.write(&[1, 0, 1, 0, 0, 1, 1, 0])?;
-        let config = Returns { gamma: 0.9, lambda: 0.5, entropy_weight: 0.1, stop_at_end };
+        let config =
+            Returns { gamma: 0.9, lambda: 0.5, entropy_weight: 0.1, stop_at_end, ..Returns::default() };
         Stepper::new(&device, Key::new(0, 0)).run(|tape| {
-            let policy = Policy { logits: tape.buffer(&logits)?, values: tape.buffer(&values)? };
+            let policy = Policy { logits: tape.buffer(&logits)?, values: tape.buffer(&values)?, bins: None };
             let (actions, rewards, ends) =
                 (tape.buffer(&actions)?, tape.buffer(&rewards)?, tape.buffer(&ends)?);
             let losses = agent.actor_critic.loss(tape, policy, actions, rewards, ends, &config)?;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use agent::train::{
     ActorCriticObjective, Learner, Phase, TokenizerObjective, TrainConfig, WorldModelObjective,
 };
-use agent::{Acting, Agent, Dreamer, Perceptual, Player};
+use agent::{Acting, Agent, Dreamer, Perceptual, Player, Sees};
 use anyhow::Result;
 use engine::{Adam, Buffer, Device, Key};
 use envs::{Purpose, Random};
@@ -77,7 +77,11 @@ fn frames_to_look_at(config: &TrainConfig, epoch: usize) -> [f64; 2] {
         let sequences =
             w.updates_in(e) as f64 * (w.batch * w.accumulate) as f64 * config.agent.world_model.steps as f64;
         let dreams = p.updates_in(e) as f64 * (p.batch * p.accumulate) as f64;
-        let wanted = [sequences + dreams, dreams * config.actor_critic.burn_in as f64];
+        let before = dreams * config.actor_critic.burn_in as f64;
+        let wanted = match config.agent.actor_critic.sees {
+            Sees::Frames => [sequences + dreams, before],
+            Sees::Codes => [sequences + dreams + before, 0.0],
+        };
         for (sum, wanted) in frames.iter_mut().zip(wanted).filter(|(_, wanted)| *wanted > 0.0) {
             *sum += stride as f64
                 * match config.tokenizer.schedule.updates_in(e) > 0 {

@@ -9,9 +9,10 @@ use crate::args::{ConfigArgs, DeviceArgs, PrecisionName};
 use crate::config::suggestion;
 use crate::output::program;
 
-const PRESETS: [(&str, &str); 6] = [
+const PRESETS: [(&str, &str); 7] = [
     ("tiny", include_str!("../presets/tiny.toml")),
     ("atari-small", include_str!("../presets/atari-small.toml")),
+    ("atari-sprint", include_str!("../presets/atari-sprint.toml")),
     ("atari-100k", include_str!("../presets/atari-100k.toml")),
     (RELEASE, include_str!("../presets/atari-100k-release.toml")),
     ("atari-100k-64tokens", include_str!("../presets/atari-100k-64tokens.toml")),
@@ -181,6 +182,9 @@ mod tests {
         assert_eq!(config.collection.epochs * config.collection.steps, 10_000_000);
         assert_eq!(config.collection.steps, 50 * config.world_model.schedule.updates);
         assert_eq!(changed("atari-small", "Pong"), SMALL);
+        assert_eq!(changed("atari-sprint", "Pong"), SPRINT);
+        let config = preset("atari-sprint", "Boxing");
+        assert_eq!(config.collection.epochs * config.collection.steps, 100_000);
         assert_eq!(changed("tiny", "arcade/catch"), TINY);
     }
 
@@ -223,6 +227,40 @@ mod tests {
         "world_model.schedule.learning_rate=0.001",
         "world_model.schedule.start_after=4",
         "world_model.schedule.updates=100",
+    ];
+
+    const SPRINT: [&str; 31] = [
+        "actor_critic.burn_in=8",
+        "actor_critic.horizon=10",
+        "actor_critic.returns.gamma=0.99",
+        "actor_critic.returns.scale=\"percentiles\"",
+        "actor_critic.schedule.first_updates=1000",
+        "actor_critic.schedule.learning_rate=0.0002",
+        "actor_critic.schedule.start_after=10",
+        "actor_critic.schedule.updates=220",
+        "agent.actor_critic.channels=[64, 64, 64]",
+        "agent.actor_critic.dense=512",
+        "agent.actor_critic.previous_action=true",
+        "agent.actor_critic.sees=\"codes\"",
+        "agent.world_model.steps=12",
+        "collection.envs=8",
+        "collection.epochs=100",
+        "collection.steps=1000",
+        "epochs=110",
+        "evaluation.every=20",
+        "replay.sampling=\"steps\"",
+        "tokenizer.perceptual=\"none\"",
+        "tokenizer.schedule.batch=128",
+        "tokenizer.schedule.final_learning_rate=0.00005",
+        "tokenizer.schedule.first_updates=1500",
+        "tokenizer.schedule.learning_rate=0.0003",
+        "tokenizer.schedule.start_after=2",
+        "tokenizer.schedule.updates=125",
+        "tokenizer.squared_weight=100.0",
+        "world_model.schedule.first_updates=1500",
+        "world_model.schedule.learning_rate=0.0002",
+        "world_model.schedule.start_after=5",
+        "world_model.schedule.updates=215",
     ];
 
     const TINY: [&str; 45] = [

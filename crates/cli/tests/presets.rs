@@ -5,8 +5,15 @@ mod common;
 
 use common::{Scratch, iris, stderr, train};
 
-const PRESETS: [&str; 6] =
-    ["tiny", "atari-small", "atari-100k", "atari-100k-release", "atari-100k-64tokens", "atari-10m"];
+const PRESETS: [&str; 7] = [
+    "tiny",
+    "atari-small",
+    "atari-sprint",
+    "atari-100k",
+    "atari-100k-release",
+    "atari-100k-64tokens",
+    "atari-10m",
+];
 
 #[test]
 fn every_build_prints_every_config() {

@@ -75,8 +75,8 @@ pub use dtype::{DType, Element, Precision};
 pub use error::{Error, Result};
 pub use fast_paths::NetworkShapes;
 pub use ops::{
-    Activation, DecodeBlock, DecodeHead, ImageAttention, ImageResidual, KvCache, Lstm, Quantised, Stride,
-    Temperature,
+    Activation, DecodeBlock, DecodeHead, ImageAttention, ImageResidual, KvCache, Lstm, MOST_RANGED,
+    Quantised, RunningRange, Stride, SymlogPlace, Temperature,
 };
 pub use optim::Adam;
 pub use params::{Init, Param, ParamSpec, Params, ParamsBuilder};

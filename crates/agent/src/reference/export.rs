@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::import::is_ours_alone;
 use crate::checkpoint::{CheckpointError, Entry, Result, write_safetensors};
-use crate::{Agent, Perceptual, RewardModel};
+use crate::{Agent, Perceptual, RewardModel, Sees, ValueModel};
 
 /// Writes an agent as safetensors with the names, shapes and buffers of the reference release, ready for its `load_state_dict`.
 pub fn export(agent: &Agent, perceptual: Option<&Perceptual>, path: &Path) -> Result<()> {
@@ -14,8 +14,14 @@ pub fn export(agent: &Agent, perceptual: Option<&Perceptual>, path: &Path) -> Re
         return Err(CheckpointError::NotReferences { key });
     }
     let policy = &agent.config.actor_critic;
-    if policy.dense > 0 || policy.skip {
-        let key = if policy.skip { "actor_critic.skip" } else { "actor_critic.dense" };
+    let unknown = [
+        (policy.skip, "actor_critic.skip"),
+        (policy.dense > 0, "actor_critic.dense"),
+        (policy.sees != Sees::Frames, "actor_critic.sees other than \"frames\""),
+        (policy.previous_action, "actor_critic.previous_action"),
+        (policy.values != ValueModel::Mse, "actor_critic.values other than \"mse\""),
+    ];
+    if let Some((_, key)) = unknown.into_iter().find(|(has, _)| *has) {
         return Err(CheckpointError::NotReferences { key });
     }
     let mut entries = BTreeMap::new();

@@ -14,6 +14,7 @@
 
 pub(crate) mod codec;
 pub(crate) mod packed;
+mod sample;
 mod shard;
 mod table;
 
@@ -21,11 +22,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use engine::Rng;
 use rayon::prelude::*;
 
 use crate::files::{FileError, sync_folder};
 use packed::{PACKED, PackedShard, Scratch};
+pub use sample::{Sampling, Segment};
 use shard::{Access, KINDS, Shard, Stored};
 pub use table::{Episode, Table, TableError};
 
@@ -78,34 +79,6 @@ impl Record {
     }
 }
 
-/// Successive steps of one episode. What is missing to the length asked for is padding, before or after them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
-    /// Number of the first real record.
-    pub first: usize,
-    /// Padded steps before it.
-    pub pad_before: usize,
-    /// Real steps.
-    pub len: usize,
-    /// From the number of a record to that of the next.
-    pub stride: usize,
-    /// Number of the record before the first real one, in the same episode.
-    pub before: Option<usize>,
-}
-
-impl Segment {
-    /// The number of a real record, which counts from 0.
-    pub fn record(&self, step: usize) -> usize {
-        self.first + step * self.stride
-    }
-
-    /// The numbers of the real records.
-    pub fn records(&self) -> impl Iterator<Item = usize> + use<> {
-        let segment = *self;
-        (0..self.len).map(move |step| segment.record(step))
-    }
-}
-
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
     #[error("cannot {doing} the replay's {path}: {source}")]
@@ -135,6 +108,7 @@ pub struct Replay {
     max_steps: usize,
     /// Games that are played side by side.
     games: usize,
+    sampling: Sampling,
     table: Table,
     /// Shards before this one are safe on disk.
     flushed: usize,
@@ -176,6 +150,7 @@ impl Replay {
             frame_bytes,
             max_steps,
             games,
+            sampling: Sampling::default(),
             flushed: table.records / shard_len,
             table,
             new_files: false,
@@ -191,6 +166,11 @@ impl Replay {
             }
         }
         Ok(replay)
+    }
+
+    /// The same replay, drawn from in another way.
+    pub fn sampling(self, sampling: Sampling) -> Replay {
+        Replay { sampling, ..self }
     }
 
     /// Makes it one that can be written: files are cut back to what the table knows.
@@ -456,35 +436,6 @@ impl Replay {
             None => self.read(record, &mut vec![0; self.frame_bytes])?,
         };
         Ok(stored.record)
-    }
-
-    /// A record, uniform over episodes and then over the steps of one.
-    pub fn sample_step(&self, rng: &mut Rng) -> usize {
-        let (episode, step) = self.sample(rng);
-        episode.record(step)
-    }
-
-    fn sample(&self, rng: &mut Rng) -> (Episode, usize) {
-        // Only the last episode can be empty, just after its reset.
-        let count = self.table.episodes.iter().filter(|e| e.len > 0).count();
-        let episode = self.table.episodes[rng.below(count as u32) as usize];
-        (episode, rng.below(episode.len as u32) as usize)
-    }
-
-    /// `len` steps that start at a uniformly chosen one, padded after the episode's end.
-    pub fn sample_starting(&self, rng: &mut Rng, len: usize) -> Segment {
-        let (episode, first) = self.sample(rng);
-        let (stride, len) = (episode.stride, len.min(episode.len - first));
-        let first = episode.record(first);
-        Segment { first, pad_before: 0, len, stride, before: episode.before(first) }
-    }
-
-    /// `len` steps that end at a uniformly chosen step, padded before the episode's beginning.
-    pub fn sample_ending(&self, rng: &mut Rng, len: usize) -> Segment {
-        let (episode, last) = self.sample(rng);
-        let real = len.min(last + 1);
-        let (first, stride) = (episode.record(last + 1 - real), episode.stride);
-        Segment { first, pad_before: len - real, len: real, stride, before: episode.before(first) }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use engine::Key;
+use engine::{Key, Rng};
 
 use super::*;
 

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use engine::MOST_RANGED;
 use envs::{EnvError, Game};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{AtariConfig, InitConfig, Phase};
-use crate::{AgentConfig, ConfigError, Returns};
+use crate::{AgentConfig, ConfigError, ReturnScale, Returns, Sampling};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -157,6 +158,14 @@ impl TrainConfig {
                 dropout,
                 "but must be from 0 to below 1",
             ));
+        }
+        let ranged =
+            self.actor_critic.schedule.batch.saturating_mul(self.actor_critic.horizon.saturating_sub(1));
+        if self.actor_critic.returns.scale == ReturnScale::Percentiles && ranged > MOST_RANGED {
+            let rule = format!(
+                "which takes percentiles of at most {MOST_RANGED} returns, but actor_critic.schedule.batch x (actor_critic.horizon - 1) is {ranged}: use smaller batches and actor_critic.schedule.accumulate"
+            );
+            return Err(ConfigError::new("actor_critic.returns.scale", "\"percentiles\"", rule));
         }
         let horizon = self.actor_critic.horizon;
         if !(2..=steps).contains(&horizon) {
@@ -404,11 +413,14 @@ pub struct ReplayConfig {
     pub max_bytes: u64,
     /// Run, folder of .npz files or .npz file whose episodes the replay begins with; empty to begin with nothing. Not needed to resume.
     pub from: String,
+    /// What batches are drawn from: "episodes" for an episode and then one of its steps, as in the paper, or "steps" for a step of all, so that long
+    /// episodes count by their length.
+    pub sampling: Sampling,
 }
 
 impl Default for ReplayConfig {
     fn default() -> ReplayConfig {
-        ReplayConfig { max_steps: 100_000, max_bytes: 0, from: String::new() }
+        ReplayConfig { max_steps: 100_000, max_bytes: 0, from: String::new(), sampling: Sampling::Episodes }
     }
 }
 

@@ -283,6 +283,13 @@ kernels! {
         log_prob_gradient(
             d: View, logits: View, choices: u64, normaliser: u64, dy: View, actions: usize, n: usize, add: bool,
         );
+        symlog_place(
+            low: u64, high: u64, low_share: u64, high_share: u64, x: View, values: usize, n: usize, limit: f32,
+        );
+        over_range(
+            out: u64, state: u64, x: View, of: View, alive: u64, n: usize, size: usize, low: f32, high: f32, decay:
+            f32,
+        );
         symexp_mean(out: u64, logits: View, normaliser: u64, values: usize, rows: usize, limit: f32);
         entropy(out: u64, logits: View, normaliser: u64, actions: usize, rows: usize);
         entropy_gradient(

@@ -22,6 +22,7 @@ mod matmul;
 mod max_pool;
 mod perceptual;
 mod quantise;
+mod range;
 mod relu;
 mod returns;
 mod rows;
@@ -38,6 +39,8 @@ pub use image_blocks::{ImageAttention, ImageResidual};
 pub use linear::Activation;
 pub use lstm::Lstm;
 pub use quantise::Quantised;
+pub use range::{MOST_RANGED, RunningRange};
+pub use symlog::SymlogPlace;
 
 use crate::{Result, Tape};
 

@@ -1,4 +1,5 @@
-//! What a distribution over evenly spaced symlog values expects: symexp(sum p v), with symexp(x) = sign(x) (exp |x| - 1).
+//! Distributions over evenly spaced symlog values: what one expects, symexp(sum p v), and which two of the values a number lies between. symlog(x) is
+//! sign(x) ln(1 + |x|), symexp(x) is sign(x) (exp |x| - 1).
 
 use super::launches;
 use crate::backend::Backend;
@@ -6,7 +7,71 @@ use crate::cuda::{Gpu, Grid, kernels};
 use crate::memory::Block;
 use crate::{DType, Error, Result, Tape, Tensor};
 
+/// Where numbers lie among evenly spaced symlog values.
+#[derive(Clone, Copy, Debug)]
+pub struct SymlogPlace {
+    /// Numbers of the values below and above, i32 [..].
+    pub values: [Tensor; 2],
+    /// How much of the number each has, [..]: both sum to 1.
+    pub shares: [Tensor; 2],
+}
+
 impl Tape {
+    /// Between which two of `values` symlog values, spaced evenly from -limit to limit, x lies: [..]. Without gradient.
+    pub fn symlog_place(&mut self, x: Tensor, values: usize, limit: f32) -> Result<SymlogPlace> {
+        const OP: &str = "symlog place";
+        self.check_f32(OP, &[x])?;
+        if values < 2 {
+            let (name, value) = ("values", values as f64);
+            return Err(Error::BadArgument { op: OP, name, value, rule: "2 or more" });
+        }
+        let mut places = [self.alloc(x.len(), DType::I32)?, self.alloc(x.len(), DType::I32)?];
+        let mut shares = [self.scratch(x.len())?, self.scratch(x.len())?];
+        match self.backend() {
+            Backend::Cpu => self.cpu_symlog_place(x, values, limit, &mut places, &mut shares),
+            Backend::Cuda(gpu) => {
+                let [low, high] = places.each_ref().map(Block::at);
+                let [low_share, high_share] = shares.each_ref().map(Block::at);
+                let (n, grid) = (x.len(), Grid::elements(&gpu, x.len()));
+                kernels::symlog_place(
+                    &gpu,
+                    grid,
+                    low,
+                    high,
+                    low_share,
+                    high_share,
+                    self.view(x),
+                    values,
+                    n,
+                    limit,
+                )?;
+            }
+        }
+        Ok(SymlogPlace {
+            values: places.map(|block| self.push(block, x.shape(), DType::I32, false)),
+            shares: shares.map(|block| self.push(block, x.shape(), DType::F32, false)),
+        })
+    }
+
+    fn cpu_symlog_place(
+        &self,
+        x: Tensor,
+        values: usize,
+        limit: f32,
+        [low, high]: &mut [Block; 2],
+        [low_share, high_share]: &mut [Block; 2],
+    ) {
+        let places = low.all_mut::<i32>().iter_mut().zip(high.all_mut::<i32>());
+        let shares = low_share.f32_mut().iter_mut().zip(high_share.f32_mut());
+        for ((x, places), shares) in self.f32(x).iter().zip(places).zip(shares) {
+            let symlog = x.abs().ln_1p().copysign(*x).clamp(-limit, limit);
+            let place = (symlog + limit) * ((values - 1) as f32 / (2.0 * limit));
+            let below = place.floor().min((values - 2) as f32);
+            (*places.0, *places.1) = (below as i32, below as i32 + 1);
+            (*shares.0, *shares.1) = (1.0 - (place - below), place - below);
+        }
+    }
+
     /// symexp of the mean under softmax(logits) of values spaced evenly from -limit to limit: logits [.., A] -> [..]. For looking at predictions: no gradient
     /// flows through.
     pub fn symexp_mean(&mut self, logits: Tensor, limit: f32) -> Result<Tensor> {
@@ -53,6 +118,30 @@ impl Tape {
 #[cfg(test)]
 mod tests {
     use crate::testing::{constant, on_tape, values};
+    use crate::{Device, Key, Result, Stepper};
+
+    #[test]
+    fn numbers_lie_between_two_values() -> Result<()> {
+        let device = Device::under_test(1)?;
+        Stepper::new(&device, Key::new(0, 0)).run(|tape| {
+            let x = [0.0f32, 1.0, -1.0, 0.3, -7.5, 500.0, 1e9, -1e9];
+            let place = constant(tape, &x, [2, 4]);
+            let place = tape.symlog_place(place, 11, 5.0)?;
+            let (low, high) = (tape.read::<i32>(place.values[0])?, tape.read::<i32>(place.values[1])?);
+            let (less, more) = (tape.read::<f32>(place.shares[0])?, tape.read::<f32>(place.shares[1])?);
+            for (i, x) in x.iter().enumerate() {
+                let symlog = f64::from(x.signum()) * f64::from(x.abs()).ln_1p();
+                let mean =
+                    f64::from(less[i]) * f64::from(low[i] - 5) + f64::from(more[i]) * f64::from(high[i] - 5);
+                assert!((mean - symlog.clamp(-5.0, 5.0)).abs() < 1e-4, "{x}: {mean} for {symlog}");
+                assert!((0..10).contains(&low[i]) && high[i] == low[i] + 1);
+                assert!((0.0..=1.0).contains(&less[i]) && (less[i] + more[i] - 1.0).abs() < 1e-6);
+            }
+            let x = constant(tape, &[1.0], [1]);
+            assert!(tape.symlog_place(x, 1, 5.0).is_err());
+            Ok(())
+        })
+    }
 
     #[test]
     fn values_match_the_definition() {

@@ -101,7 +101,8 @@ impl Folder {
         let size = config.agent.tokenizer.frame_size;
         let max_steps = config.replay.steps(Replay::step_bytes(size * size * 3));
         let games = config.collection.envs;
-        Ok(Replay::open(&self.0.join("replay"), size * size * 3, max_steps, games, table)?)
+        let replay = Replay::open(&self.0.join("replay"), size * size * 3, max_steps, games, table)?;
+        Ok(replay.sampling(config.replay.sampling))
     }
 
     /// The replay as a checkpoint knows it, without episodes that are damaged.

@@ -1,4 +1,4 @@
-//! Adam's state of every network in a file.
+//! Adam's state of every network in a file, and the running range of returns where there is one.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,6 +19,9 @@ fn buffers(agent: &Agent) -> impl Iterator<Item = (String, &engine::Buffer)> {
     })
 }
 
+/// The range of returns, which only a run that divides by it has.
+const RANGE: &str = "actor_critic.return_range";
+
 /// The bytes of a file, which errors call `path`.
 pub(crate) fn to_bytes(agent: &Agent, path: &Path) -> Result<Vec<u8>> {
     let mut entries = BTreeMap::new();
@@ -29,6 +32,10 @@ pub(crate) fn to_bytes(agent: &Agent, path: &Path) -> Result<Vec<u8>> {
             _ => Entry::floats(shape, &buffer.read::<f32>()?),
         };
         entries.insert(name, entry);
+    }
+    let range = agent.actor_critic.return_range.buffer().read::<f32>()?;
+    if range[1] != 0.0 {
+        entries.insert(RANGE.into(), Entry::floats(vec![range.len()], &range));
     }
     to_safetensors(path, &entries, None)
 }
@@ -67,6 +74,20 @@ pub(crate) fn from_bytes(agent: &Agent, path: &Path, bytes: &[u8]) -> Result<()>
                     return Err(bad(value.to_string()));
                 }
                 buffer.write(&values)?;
+            }
+        }
+        known.push(name);
+    }
+    if let Ok(tensor) = file.tensor(RANGE) {
+        let (path, name): (_, String) = (path.to_path_buf(), RANGE.into());
+        let buffer = agent.actor_critic.return_range.buffer();
+        let values = finite(&path, RANGE, &tensor)?;
+        match values[..] {
+            [range, 1.0] if range >= 0.0 => buffer.write(&values)?,
+            [_, _] => return Err(CheckpointError::BadValue { path, name, found: format!("{values:?}") }),
+            _ => {
+                let (found, expected) = (tensor.shape().to_vec(), buffer.shape().dims().to_vec());
+                return Err(CheckpointError::WrongShape { path, name, found, expected });
             }
         }
         known.push(name);

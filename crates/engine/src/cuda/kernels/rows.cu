@@ -258,6 +258,72 @@ extern "C" __global__ void symexp_mean(float* out, View logits, const float* nor
     }
 }
 
+// Between which two of the values that are spaced evenly from -limit to limit symlog(x) lies, and how much of it each has.
+extern "C" __global__ void symlog_place(int* low, int* high, float* low_share, float* high_share, View x, u32 values, u32 n, float limit) {
+    EACH(i, n) {
+        float v = get(x, i);
+        float symlog = fminf(fmaxf(copysignf(log1pf(fabsf(v)), v), -limit), limit);
+        float place = (symlog + limit) * ((float)(values - 1) / (2.0f * limit));
+        float below = fminf(floorf(place), (float)(values - 2));
+        low[i] = (int)below;
+        high[i] = (int)below + 1;
+        low_share[i] = 1.0f - (place - below);
+        high_share[i] = place - below;
+    }
+}
+
+static __device__ float percentile(const float* sorted, u32 count, float share) {
+    float place = share * (float)(count - 1), below = floorf(place);
+    u32 low = (u32)below, high = min(low + 1, count - 1);
+    return sorted[low] + (sorted[high] - sorted[low]) * (place - below);
+}
+
+// x / max(1, range), where the range between two percentiles of the live values has first been followed by `state`: [range, 1 once it has one]. One
+// block; `size` is a power of two and at least n.
+extern "C" __global__ void over_range(float* out, float* state, View x, View of, const float* alive, u32 n, u32 size, float low, float high, float decay) {
+    extern __shared__ float sorted[]; // [size]
+    __shared__ u32 live;
+    if (threadIdx.x == 0) live = 0;
+    __syncthreads();
+    u32 mine = 0;
+    for (u32 i = threadIdx.x; i < size; i += blockDim.x) {
+        bool counts = i < n && alive[i] != 0.0f;
+        sorted[i] = counts ? get(of, i) : INFINITY;
+        mine += counts;
+    }
+    atomicAdd(&live, mine);
+    __syncthreads();
+    for (u32 run = 2; run <= size; run *= 2) {
+        for (u32 step = run / 2; step > 0; step /= 2) {
+            for (u32 i = threadIdx.x; i < size; i += blockDim.x) {
+                u32 other = i ^ step;
+                if (other > i) {
+                    float a = sorted[i], b = sorted[other];
+                    bool ascending = (i & run) == 0;
+                    if ((a > b) == ascending) {
+                        sorted[i] = b;
+                        sorted[other] = a;
+                    }
+                }
+            }
+            __syncthreads();
+        }
+    }
+    __shared__ float scale;
+    if (threadIdx.x == 0) {
+        float range = state[0];
+        if (live > 0) {
+            float now = percentile(sorted, live, high) - percentile(sorted, live, low);
+            range = state[1] != 0.0f ? decay * range + (1.0f - decay) * now : now;
+            state[0] = range;
+            state[1] = 1.0f;
+        }
+        scale = fmaxf(1.0f, range);
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < n; i += blockDim.x) out[i] = get(x, i) / scale;
+}
+
 extern "C" __global__ void entropy(float* out, View logits, const float* normaliser, u32 actions, u32 rows) {
     EACH(row, rows) {
         float sum = 0.0f;
