@@ -75,7 +75,7 @@ pub use dtype::{DType, Element, Precision};
 pub use error::{Error, Result};
 pub use fast_paths::NetworkShapes;
 pub use ops::{
-    Activation, DecodeBlock, DecodeHead, ImageAttention, ImageResidual, KvCache, Lstm, MOST_RANGED,
+    Activation, DecodeBlock, DecodeHead, ImageAttention, ImageResidual, KvCache, Levelled, Lstm, MOST_RANGED,
     Quantised, RunningRange, Stride, SymlogPlace, Temperature,
 };
 pub use optim::Adam;

@@ -1,11 +1,11 @@
-//! Attention of new tokens to cached keys and values: how a transformer decodes one token at a time.
+//! Attention of new tokens to cached keys and values: how a transformer decodes one token, or one block of tokens, at a time.
 
-use super::attention::softmax;
+use super::attention::{FLASH_HEAD, softmax};
 use crate::backend::Backend;
 use crate::cpu::{self, multiversion};
 use crate::cuda::{Gpu, Grid, View, kernels};
 use crate::memory::Block;
-use crate::{Buffer, Device, Error, Result, Tape, Tensor};
+use crate::{Buffer, DType, Device, Error, Result, Tape, Tensor};
 
 /// Keys and values of the tokens a transformer has seen, for every layer, so that a new token costs one pass over it alone. It does not count
 /// positions: whoever decodes says where new tokens go, so that a step captured for one position stays that step.
@@ -18,6 +18,8 @@ pub struct KvCache {
     pub(super) heads: usize,
     pub(super) head_width: usize,
     pub(super) capacity: usize,
+    /// Positions per block: a token sees the positions up to the end of its block.
+    block: usize,
 }
 
 impl KvCache {
@@ -40,7 +42,29 @@ impl KvCache {
             heads,
             head_width,
             capacity,
+            block: 1,
         })
+    }
+
+    /// The same for [`block_causal_attention`](Tape::block_causal_attention): new tokens come in whole blocks of `block` positions.
+    pub fn in_blocks(self, block: usize) -> KvCache {
+        KvCache { block: block.max(1), ..self }
+    }
+
+    /// Positions seen by a token at `position`.
+    fn reach(&self, position: usize) -> usize {
+        (position / self.block + 1) * self.block
+    }
+
+    /// Refuses new tokens that are not whole blocks.
+    fn check_blocks(&self, at: usize, tokens: usize) -> Result<()> {
+        for (name, count) in [("the first new position", at), ("the number of new tokens", tokens)] {
+            if !count.is_multiple_of(self.block) {
+                let rule = "a multiple of the cache's block";
+                return Err(Error::BadArgument { op: OP, name, value: count as f64, rule });
+            }
+        }
+        Ok(())
     }
 
     fn layer(&self, layer: usize) -> Result<(&Buffer, &Buffer)> {
@@ -57,7 +81,7 @@ impl KvCache {
     }
 
     /// The weights with which queries [B, n, D] at positions `at` to `at + n` attend to the keys of one layer, which are those that
-    /// [`cached_attention`](Tape::cached_attention) has put there -> [B, heads, n, at + n], 0 for positions after the query's own. For looking
+    /// [`cached_attention`](Tape::cached_attention) has put there -> [B, heads, n, at + n], 0 for positions it does not see. For looking
     /// at: computed on the host, whatever the device.
     pub fn attention_weights(&self, layer: usize, queries: &[f32], at: usize) -> Result<Vec<f32>> {
         let KvCache { batch, heads, head_width: d, capacity, .. } = *self;
@@ -71,6 +95,7 @@ impl KvCache {
         if end > capacity {
             return Err(Error::RangeOutOfBounds { op: OP, start: at, end, limit: capacity });
         }
+        self.check_blocks(at, tokens)?;
         let stored = keys.read::<f32>()?;
         // (position, channel) of a head's keys lies at position * steps.0 + channel * steps.1.
         let steps = if keys.device().is_gpu() { (d, 1) } else { (1, capacity) };
@@ -80,7 +105,7 @@ impl KvCache {
             let keys = &stored[i * d * capacity..(i + 1) * d * capacity];
             for (token, row) in rows.chunks_exact_mut(end).enumerate() {
                 let query = &queries[(image * tokens + token) * width + head * d..][..d];
-                let seen = &mut row[..at + token + 1];
+                let seen = &mut row[..self.reach(at + token)];
                 for (position, score) in seen.iter_mut().enumerate() {
                     let key = |c: usize| keys[position * steps.0 + c * steps.1];
                     *score = query.iter().enumerate().map(|(c, q)| q * key(c)).sum();
@@ -95,8 +120,8 @@ impl KvCache {
 const OP: &str = "cached attention";
 
 impl Tape {
-    /// Causal attention of new tokens to the first `at` positions of the cache and to each other, without gradient: q, k, v [B, n, D] -> [B, n, D].
-    /// Writes k and v into the cache, from position `at` on.
+    /// Causal attention of new tokens to the first `at` positions of the cache and to each other, block-causal in a cache of blocks, without gradient:
+    /// q, k, v [B, n, D] -> [B, n, D]. Writes k and v into the cache, from position `at` on.
     pub fn cached_attention(
         &mut self,
         q: Tensor,
@@ -123,6 +148,7 @@ impl Tape {
         if end > limit {
             return Err(Error::RangeOutOfBounds { op: OP, start: at, end, limit });
         }
+        cache.check_blocks(at, tokens)?;
         let (keys, values) = cache.layer(layer)?;
         let mut out = self.alloc(q.len(), self.float())?;
         let place = Place { cache, keys, values, at, tokens };
@@ -165,7 +191,7 @@ impl Tape {
             let (image, head) = (i / heads, i % heads);
             for (token, out) in part.chunks_exact_mut(d).enumerate() {
                 let query = &qv[(image * tokens + token) * width + head * d..][..d];
-                let scores = &mut scores[..past + token + 1];
+                let scores = &mut scores[..cache.reach(past + token)];
                 score(query, &kv[i * d * capacity..], capacity, scores);
                 softmax(scores, 1.0 / (d as f32).sqrt());
                 blend(scores, &vv[i * capacity * d..], out);
@@ -200,6 +226,17 @@ impl Tape {
         let (n, k, v) = (q.len(), self.view(k), self.view(v));
         let grid = Grid::elements(gpu, n);
         kernels::cache_append(gpu, grid, keys, values, k, v, tokens, heads, d, capacity, past, n)?;
+        let (block, scale) = (cache.block, 1.0 / (d as f32).sqrt());
+        if block > 1 && dtype == DType::BF16 && d == FLASH_HEAD {
+            let q = self.gpu_operand(gpu, q, dtype)?;
+            let grid = Grid { blocks: (batch * heads, tokens.div_ceil(BLOCK_ROWS)), threads: 128, shared: 0 };
+            let (out, keys, values) = (out.at(), keys.at, values.at);
+            kernels::block_attention(
+                gpu, grid, out, q.at, keys, values, tokens, heads, capacity, past, block, scale,
+            )?;
+            self.release(q);
+            return Ok(());
+        }
         kernels::cache_attention(
             gpu,
             // Whole vectors of shared memory: the compiler reads weights four at a time.
@@ -217,10 +254,14 @@ impl Tape {
             d,
             capacity,
             past,
-            1.0 / (d as f32).sqrt(),
+            block,
+            scale,
         )
     }
 }
+
+/// Query rows of a block of threads, as the kernel has them.
+const BLOCK_ROWS: usize = 32;
 
 /// Where new tokens go: positions `at` to `at + tokens` of one layer's keys and values.
 struct Place<'a> {
@@ -269,7 +310,7 @@ multiversion! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::values;
+    use crate::testing::{constant, values};
     use crate::{Key, Stepper};
 
     /// Appending tokens in any portions gives what attention over the whole sequence gives.
@@ -310,6 +351,84 @@ mod tests {
                 start += tokens;
             }
         }
+        Ok(())
+    }
+
+    /// The same for blocks of positions, with shapes that have kernels of their own on a GPU and with others.
+    #[test]
+    fn blocks_equal_the_whole_sequence() -> Result<()> {
+        let device = Device::under_test(2)?;
+        for (batch, heads, d, block, count) in
+            [(3, 2, 6, 3, 5), (2, 3, 64, 17, 7), (1, 1, 64, 2, 9), (2, 1, 64, 33, 3)]
+        {
+            let (time, width) = (block * count, heads * d);
+            let inputs = ["q", "k", "v"].map(|name| device.float_buffer(name, [batch, time, width]).unwrap());
+            let mut stepper = Stepper::new(&device, Key::new(0, 0));
+            stepper.run(|tape| -> Result<()> {
+                for (i, input) in inputs.iter().enumerate() {
+                    let x = constant(tape, &values(batch * time * width, i), [batch, time, width]);
+                    let x = tape.affine(x, 2.0, 0.0)?;
+                    tape.store(input, 0, x)?;
+                }
+                Ok(())
+            })?;
+            let whole = stepper.run(|tape| -> Result<Vec<f32>> {
+                let [q, k, v] =
+                    [tape.buffer(&inputs[0])?, tape.buffer(&inputs[1])?, tape.buffer(&inputs[2])?];
+                let out = tape.block_causal_attention(q, k, v, heads, block, 0.0)?;
+                tape.read(out)
+            })?;
+            for portions in [vec![count], vec![1; count], vec![1, count - 2, 1]] {
+                let cache = KvCache::new(&device, 1, batch, heads, d, time + 5)?.in_blocks(block);
+                let mut start = 0;
+                for blocks in portions {
+                    let tokens = blocks * block;
+                    let part = stepper.run(|tape| -> Result<Vec<f32>> {
+                        let mut part = |i: usize| {
+                            let x = tape.buffer(&inputs[i])?;
+                            tape.slice(x, 1, start, start + tokens)
+                        };
+                        let (q, k, v) = (part(0)?, part(1)?, part(2)?);
+                        let out = tape.cached_attention(q, k, v, &cache, 0, start)?;
+                        tape.read(out)
+                    })?;
+                    let limit = if device.float_size() == 2 { 2e-2 } else { 1e-5 };
+                    for (i, got) in part.chunks_exact(width).enumerate() {
+                        let at = (i / tokens * time + start + i % tokens) * width;
+                        for (g, w) in got.iter().zip(&whole[at..]) {
+                            assert!((g - w).abs() < limit, "{g} against {w}: {d} {block} {start} {i}");
+                        }
+                    }
+                    start += tokens;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn parts_of_blocks_are_errors() -> Result<()> {
+        let device = Device::under_test(1)?;
+        let input = device.buffer::<f32>("x", [1, 3, 4])?;
+        let cache = KvCache::new(&device, 1, 1, 2, 2, 12)?.in_blocks(3);
+        let mut stepper = Stepper::new(&device, Key::new(0, 0));
+        let mut run = |at, tokens| {
+            stepper.run(|tape| {
+                let x = tape.buffer(&input)?;
+                let x = tape.slice(x, 1, 0, tokens)?;
+                tape.cached_attention(x, x, x, &cache, 0, at).map(|_| ())
+            })
+        };
+        assert_eq!(run(3, 3), Ok(()));
+        let error = run(4, 3).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "cached attention: the first new position is 4, but must be a multiple of the cache's block"
+        );
+        assert!(run(3, 2).unwrap_err().to_string().contains("the number of new tokens is 2"));
+        assert!(cache.attention_weights(0, &[0.0; 8], 3).is_err());
+        let weights = cache.attention_weights(0, &[0.5; 12], 3)?;
+        assert!(weights.iter().all(|w| *w > 0.0) && weights.len() == 2 * 3 * 6);
         Ok(())
     }
 

@@ -80,7 +80,7 @@ __device__ __forceinline__ Head head_of(u32 time, u32 heads) {
 }
 
 extern "C" __global__ void __launch_bounds__(128) flash_forward(u16* out, float* normaliser, const u16* q, const u16* k, const u16* v, u32 time,
-    u32 heads, int causal, float scale, float rate, const u32* state, u32 site) {
+    u32 heads, u32 block, float scale, float rate, const u32* state, u32 site) {
     __shared__ __align__(16) u16 keys[SIDE * PITCH], values[SIDE * PITCH];
     Draw draw = draw_of(state, site);
     Head h = head_of(time, heads);
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(128) flash_forward(u16* out, float*
     rows_of(a, keys, warp, g, t);
     __syncthreads();
     float o[8][4] = {}, s[8][4];
-    u32 end = causal ? min(first + SIDE, time) : time;
+    u32 end = reach(min(first + SIDE, time) - 1, time, block);
     for (u32 start = 0; start < end; start += SIDE) {
         load_tile(keys, k + h.base, start, time, h.width);
         load_tile(values, v + h.base, start, time, h.width);
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(128) flash_forward(u16* out, float*
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 u32 j = start + 8 * n + 2 * t + (e & 1);
-                bool seen = j < time && (!causal || j <= row[e >> 1]);
+                bool seen = j < reach(row[e >> 1], time, block);
                 s[n][e] = seen ? s[n][e] * scale : -__int_as_float(0x7f800000);
                 best[e >> 1] = fmaxf(best[e >> 1], s[n][e]);
             }
@@ -164,7 +164,7 @@ extern "C" __global__ void flash_inner(float* inner, const u16* out, const u16* 
 
 // Turns scores s and gradients of dropped weights dp into dropped weights and gradients of scores. Rows are queries or, `turned`, keys.
 __device__ __forceinline__ void score_gradients(float (*s)[4], float (*dp)[4], const float* norm, const float* inner, u32 row, u32 column, bool turned,
-    u32 time, int causal, float scale, float rate, float keep, Draw draw, u32 first_row, u32 t) {
+    u32 time, u32 block, float scale, float rate, float keep, Draw draw, u32 first_row, u32 t) {
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
@@ -172,7 +172,8 @@ __device__ __forceinline__ void score_gradients(float (*s)[4], float (*dp)[4], c
             u32 r = row + 8 * (e >> 1), c = column + 8 * n + 2 * t + (e & 1);
             u32 query = turned ? c : r, key = turned ? r : c;
             float w = 0.0f, d = 0.0f;
-            if (query < time && key < time && (!causal || key <= query)) {
+            bool seen = turned ? key < time && query >= first_query(key, block) : key < reach(query, time, block);
+            if (query < time && seen) {
                 u32 at = turned ? 8 * n + 2 * t + (e & 1) : (e >> 1);
                 float mask = rate > 0.0f ? drop_factor(draw, (first_row + query) * time + key, rate, keep) : 1.0f;
                 w = __expf(s[n][e] * scale - norm[at]);
@@ -194,7 +195,7 @@ __device__ __forceinline__ void write_rows(View out, const float (*x)[4], Head h
 
 // Gradients of keys and values: a block has 64 keys and walks the queries.
 extern "C" __global__ void __launch_bounds__(128) flash_gradient_keys(View dk, View dv, const u16* q, const u16* k, const u16* v, const u16* d_out,
-    const float* normaliser, const float* inner, u32 time, u32 heads, int causal, float scale, float rate, const u32* state, u32 site, int add_k,
+    const float* normaliser, const float* inner, u32 time, u32 heads, u32 block, float scale, float rate, const u32* state, u32 site, int add_k,
     int add_v) {
     __shared__ __align__(16) u16 queries[SIDE * PITCH], gradients[SIDE * PITCH];
     __shared__ float norm[SIDE], sums[SIDE];
@@ -210,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(128) flash_gradient_keys(View dk, V
     rows_of(value_rows, gradients, warp, g, t);
     __syncthreads();
     float sum_k[8][4] = {}, sum_v[8][4] = {}, s[8][4], dp[8][4];
-    for (u32 start = causal ? first : 0; start < time; start += SIDE) {
+    for (u32 start = first_query(first, block) / SIDE * SIDE; start < time; start += SIDE) {
         load_tile(queries, q + h.base, start, time, h.width);
         load_tile(gradients, d_out + h.base, start, time, h.width);
         if (threadIdx.x < SIDE && start + threadIdx.x < time) {
@@ -220,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(128) flash_gradient_keys(View dk, V
         __syncthreads();
         times_rows(s, key_rows, queries, g, t);
         times_rows(dp, value_rows, gradients, g, t);
-        score_gradients(s, dp, norm, sums, first + 16 * warp + g, start, true, time, causal, scale, rate, keep, draw, h.first_row, t);
+        score_gradients(s, dp, norm, sums, first + 16 * warp + g, start, true, time, block, scale, rate, keep, draw, h.first_row, t);
         add_blend(sum_v, s, gradients, lane);
         add_blend(sum_k, dp, queries, lane);
         __syncthreads();
@@ -231,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(128) flash_gradient_keys(View dk, V
 
 // Gradients of queries: a block has 64 queries and walks the keys.
 extern "C" __global__ void __launch_bounds__(128) flash_gradient_queries(View dq, const u16* q, const u16* k, const u16* v, const u16* d_out,
-    const float* normaliser, const float* inner, u32 time, u32 heads, int causal, float scale, float rate, const u32* state, u32 site, int add) {
+    const float* normaliser, const float* inner, u32 time, u32 heads, u32 block, float scale, float rate, const u32* state, u32 site, int add) {
     __shared__ __align__(16) u16 keys[SIDE * PITCH], values[SIDE * PITCH];
     Draw draw = draw_of(state, site);
     Head h = head_of(time, heads);
@@ -250,14 +251,14 @@ extern "C" __global__ void __launch_bounds__(128) flash_gradient_queries(View dq
     rows_of(gradient_rows, values, warp, g, t);
     __syncthreads();
     float sum[8][4] = {}, s[8][4], dp[8][4];
-    u32 end = causal ? min(first + SIDE, time) : time;
+    u32 end = reach(min(first + SIDE, time) - 1, time, block);
     for (u32 start = 0; start < end; start += SIDE) {
         load_tile(keys, k + h.base, start, time, h.width);
         load_tile(values, v + h.base, start, time, h.width);
         __syncthreads();
         times_rows(s, query_rows, keys, g, t);
         times_rows(dp, gradient_rows, values, g, t);
-        score_gradients(s, dp, norm, sums, row, start, false, time, causal, scale, rate, keep, draw, h.first_row, t);
+        score_gradients(s, dp, norm, sums, row, start, false, time, block, scale, rate, keep, draw, h.first_row, t);
         add_blend(sum, dp, keys, lane);
         __syncthreads();
     }
