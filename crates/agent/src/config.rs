@@ -174,7 +174,7 @@ impl AgentConfig {
     pub fn slow_paths(&self, device: &engine::Device) -> Vec<String> {
         let (tokenizer, world_model) = (&self.tokenizer, &self.world_model);
         device.slow_paths(&engine::NetworkShapes {
-            channels: tokenizer.channels,
+            channels: if tokenizer.kind == TokenizerKind::Vq { tokenizer.channels } else { 0 },
             groups: tokenizer.groups,
             width: world_model.width,
             heads: world_model.heads,

@@ -6,7 +6,7 @@ use crate::{DType, Device};
 /// The shapes that decide.
 #[derive(Clone, Copy, Debug)]
 pub struct NetworkShapes {
-    /// Channels of the convolutions.
+    /// Channels of the residual blocks; 0 for a network without any.
     pub channels: usize,
     /// Groups of their norms.
     pub groups: usize,
@@ -45,12 +45,12 @@ fn reasons(shapes: &NetworkShapes, dtype: DType) -> Vec<String> {
             "an imagined token of width {width} with heads of {head_width} runs op by op; the fused kernels take heads of 64 and widths up to 512"
         ));
     }
-    if channels != fused {
+    if channels > 0 && channels != fused {
         reasons.push(format!(
             "blocks over small images of {channels} channels run op by op; the fused kernels take {fused}"
         ));
     }
-    if !group_norm::takes_shapes(channels, groups) {
+    if channels > 0 && !group_norm::takes_shapes(channels, groups) {
         reasons.push(format!(
             "group-norms of {channels} channels in {groups} groups read their images twice; powers of two from 8 to 128 are read once"
         ));
@@ -76,6 +76,7 @@ mod tests {
     fn whatever_leaves_one_is_named() {
         let wide = reasons(&NetworkShapes { channels: 96, ..PAPER }, DType::BF16);
         assert!(wide.len() == 2 && wide.iter().all(|reason| reason.contains("96 channels")), "{wide:?}");
+        assert!(reasons(&NetworkShapes { channels: 0, groups: 8, ..PAPER }, DType::BF16).is_empty());
         let heads = reasons(&NetworkShapes { heads: 8, ..PAPER }, DType::BF16);
         assert!(heads.len() == 2 && heads.iter().all(|reason| reason.contains("heads of 32")), "{heads:?}");
     }
