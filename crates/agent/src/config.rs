@@ -155,12 +155,19 @@ impl AgentConfig {
                 return Err(ConfigError::new("tokenizer.channels", t.channels, rule));
             }
         }
+        if w.context >= w.steps {
+            let rule = format!("but must be less than world_model.steps, {}", w.steps);
+            return Err(ConfigError::new("world_model.context", w.context, rule));
+        }
         let rule = match w.kind {
             WorldModelKind::Token if w.patch != 1 => {
                 "but must be 1 where world_model.kind is \"token\"".into()
             }
             WorldModelKind::Frame if !t.grid().is_multiple_of(w.patch) => {
                 format!("which does not divide a frame's grid of {0}x{0} tokens", t.grid())
+            }
+            WorldModelKind::Frame if w.patch * w.patch * t.vocabulary > LARGEST => {
+                format!("whose tokens of {} kinds are too many for one position", t.vocabulary)
             }
             WorldModelKind::Frame if !w.width.is_multiple_of(w.patch * w.patch) => {
                 format!("whose square does not divide world_model.width {}", w.width)
