@@ -9,7 +9,7 @@ use crate::args::{ConfigArgs, DeviceArgs, PrecisionName};
 use crate::config::suggestion;
 use crate::output::program;
 
-const PRESETS: [(&str, &str); 7] = [
+const PRESETS: [(&str, &str); 8] = [
     ("tiny", include_str!("../presets/tiny.toml")),
     ("atari-small", include_str!("../presets/atari-small.toml")),
     ("atari-sprint", include_str!("../presets/atari-sprint.toml")),
@@ -190,9 +190,10 @@ mod tests {
         assert_eq!(changed("atari-fast", "Boxing"), FAST);
     }
 
-    const FAST: [&str; 41] = [
+    const FAST: [&str; 44] = [
         "actor_critic.horizon=12",
         "actor_critic.returns.gamma=0.99",
+        "actor_critic.returns.scale=\"percentiles\"",
         "actor_critic.schedule.batch=128",
         "actor_critic.schedule.learning_rate=0.0002",
         "actor_critic.schedule.max_grad_norm=3.0",
@@ -202,6 +203,7 @@ mod tests {
         "agent.actor_critic.dense=512",
         "agent.actor_critic.previous_action=true",
         "agent.actor_critic.sees=\"codes\"",
+        "agent.actor_critic.values=\"symlog-bins\"",
         "agent.tokenizer.attention_sizes=[]",
         "agent.tokenizer.channels=32",
         "agent.tokenizer.embedding=3",
@@ -218,6 +220,7 @@ mod tests {
         "agent.world_model.width=384",
         "epochs=540",
         "evaluation.every=50",
+        "replay.sampling=\"steps\"",
         "tokenizer.perceptual=\"none\"",
         "tokenizer.schedule.batch=128",
         "tokenizer.schedule.final_learning_rate=0.00005",
