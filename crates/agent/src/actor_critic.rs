@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::layers::{Builder, Conv, Layout, Linear, LinearInit, Network, Norm};
 use crate::rewards::{BINS, LARGEST};
-use crate::{ActorCriticConfig, Sees, TokenizerConfig, ValueModel};
+use crate::{ActorCriticConfig, Sees, TokenizerConfig, TokenizerKind, ValueModel};
 
 pub struct ActorCritic {
     pub config: ActorCriticConfig,
     pub network: Network,
     /// What codes go through before the convolutions; none where the policy sees frames.
-    codes: Option<(Norm, Linear)>,
+    codes: Option<(Option<Norm>, Linear)>,
     convs: Vec<Conv>,
     dense: Option<(Linear, Norm)>,
     lstm: Linear,
@@ -160,10 +160,12 @@ impl ActorCritic {
         let mut b = Builder::new(LinearInit::Uniform);
         let (codes, mut inputs, size, channels) = match (config.sees, config.channels.split_first()) {
             (Sees::Codes, Some((&width, rest))) => {
-                let codes = (
-                    b.norm("codes_norm", tokenizer.embedding)?,
-                    b.linear("codes", tokenizer.embedding, width)?,
-                );
+                // Entries of a codebook start near 0 and grow while it learns; levels lie between -1 and 1.
+                let norm = match tokenizer.kind {
+                    TokenizerKind::Vq => Some(b.norm("codes_norm", tokenizer.embedding)?),
+                    TokenizerKind::Fsq => None,
+                };
+                let codes = (norm, b.linear("codes", tokenizer.embedding, width)?);
                 (Some(codes), width, tokenizer.grid(), rest)
             }
             _ => (None, 3, tokenizer.frame_size >> config.channels.len(), &config.channels[..]),
@@ -218,8 +220,10 @@ impl ActorCritic {
     /// Frames [N, H, W, 3] in [0, 1] or codes [N, h, w, E] -> [N, h, w, C]
     fn convolve(&self, tape: &mut Tape, view: Tensor) -> Result<Tensor> {
         if let Some((norm, linear)) = &self.codes {
-            // Entries of a codebook start near 0 and grow while it learns.
-            let mut x = norm.layer(tape, self.params(), view)?;
+            let mut x = match norm {
+                Some(norm) => norm.layer(tape, self.params(), view)?,
+                None => view,
+            };
             x = linear.activated(tape, self.params(), x, Activation::Relu)?;
             for conv in &self.convs {
                 x = conv.relu(tape, self.params(), x)?;

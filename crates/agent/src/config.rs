@@ -82,6 +82,8 @@ impl AgentConfig {
             ("tokenizer.groups", t.groups, 1..=LARGEST),
             ("tokenizer.vocabulary", t.vocabulary, 1..=LARGEST),
             ("tokenizer.embedding", t.embedding, 1..=LARGEST),
+            ("world_model.patch", w.patch, 1..=LARGEST),
+            ("world_model.context", w.context, 0..=LARGEST),
             ("world_model.steps", w.steps, 1..=LARGEST),
             ("world_model.layers", w.layers, 1..=MOST),
             ("world_model.heads", w.heads, 1..=LARGEST),
@@ -114,6 +116,7 @@ impl AgentConfig {
             let sizes = format!("{:?}", t.attention_sizes);
             return Err(ConfigError::new("tokenizer.attention_sizes", sizes, "but no image has size 0"));
         }
+        self.validate_kinds()?;
         let channels = format!("{:?}", p.channels);
         if p.channels.iter().any(|channels| !(1..=LARGEST).contains(channels)) {
             let rule = format!("but each must be from 1 to {LARGEST}");
@@ -129,11 +132,56 @@ impl AgentConfig {
         Ok(())
     }
 
+    /// Refuses sizes that the kinds of tokenizer and world model cannot have.
+    fn validate_kinds(&self) -> Result<(), ConfigError> {
+        let (t, w) = (&self.tokenizer, &self.world_model);
+        if t.kind == TokenizerKind::Fsq {
+            if t.levels().is_none() {
+                let rule =
+                    format!("which is no power with the exponent tokenizer.embedding, {}", t.embedding);
+                return Err(ConfigError::new("tokenizer.vocabulary", t.vocabulary, rule));
+            }
+            for (key, used) in [
+                ("tokenizer.residual_blocks", t.residual_blocks > 0),
+                ("tokenizer.attention_sizes", !t.attention_sizes.is_empty()),
+            ] {
+                if used {
+                    let rule = "which the plain networks of tokenizer.kind \"fsq\" do not have";
+                    return Err(ConfigError::new(key, "set", rule));
+                }
+            }
+            if t.resolutions > 20 || t.channels << (t.resolutions - 1) > LARGEST {
+                let rule = format!("which doubles too often in {} resolutions", t.resolutions);
+                return Err(ConfigError::new("tokenizer.channels", t.channels, rule));
+            }
+        }
+        if w.context >= w.steps {
+            let rule = format!("but must be less than world_model.steps, {}", w.steps);
+            return Err(ConfigError::new("world_model.context", w.context, rule));
+        }
+        let rule = match w.kind {
+            WorldModelKind::Token if w.patch != 1 => {
+                "but must be 1 where world_model.kind is \"token\"".into()
+            }
+            WorldModelKind::Frame if !t.grid().is_multiple_of(w.patch) => {
+                format!("which does not divide a frame's grid of {0}x{0} tokens", t.grid())
+            }
+            WorldModelKind::Frame if w.patch * w.patch * t.vocabulary > LARGEST => {
+                format!("whose tokens of {} kinds are too many for one position", t.vocabulary)
+            }
+            WorldModelKind::Frame if !w.width.is_multiple_of(w.patch * w.patch) => {
+                format!("whose square does not divide world_model.width {}", w.width)
+            }
+            _ => return Ok(()),
+        };
+        Err(ConfigError::new("world_model.patch", w.patch, rule))
+    }
+
     /// Why networks of these sizes are not as fast on a device as they could be: a line per reason.
     pub fn slow_paths(&self, device: &engine::Device) -> Vec<String> {
         let (tokenizer, world_model) = (&self.tokenizer, &self.world_model);
         device.slow_paths(&engine::NetworkShapes {
-            channels: tokenizer.channels,
+            channels: if tokenizer.kind == TokenizerKind::Vq { tokenizer.channels } else { 0 },
             groups: tokenizer.groups,
             width: world_model.width,
             heads: world_model.heads,
@@ -151,27 +199,42 @@ impl AgentConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TokenizerConfig {
+    /// "vq" for the paper's autoencoder with a codebook, or "fsq" for a plain convolutional one, whose codes are numbers rounded to a few levels each.
+    pub kind: TokenizerKind,
     /// Height and width of a frame in pixels.
     pub frame_size: usize,
-    /// Channels of every convolution.
+    /// Channels of every convolution; with the kind "fsq" those of the first, which double as the image halves.
     pub channels: usize,
     /// Number of resolutions in the encoder; each is half of the one before.
     pub resolutions: usize,
-    /// Residual blocks per resolution in the encoder; the decoder has one more.
+    /// Residual blocks per resolution in the encoder; the decoder has one more. None with the kind "fsq".
     pub residual_blocks: usize,
     /// Resolutions, in pixels, at which residual blocks are followed by attention.
     pub attention_sizes: Vec<usize>,
     /// Groups of group normalisation.
     pub groups: usize,
-    /// Codebook size: the number of different tokens.
+    /// Codebook size: the number of different tokens. With the kind "fsq" a power with the exponent `embedding`, such as 512 = 8^3 for three numbers of
+    /// eight levels.
     pub vocabulary: usize,
     /// Dimension of a codebook entry.
     pub embedding: usize,
 }
 
+/// The families of tokenizers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenizerKind {
+    /// Residual blocks and attention around a codebook, as in the paper.
+    #[default]
+    Vq,
+    /// A plain convolutional autoencoder around finite scalar quantisation.
+    Fsq,
+}
+
 impl Default for TokenizerConfig {
     fn default() -> TokenizerConfig {
         TokenizerConfig {
+            kind: TokenizerKind::Vq,
             frame_size: 64,
             channels: 64,
             resolutions: 5,
@@ -194,11 +257,24 @@ impl TokenizerConfig {
     pub fn tokens(&self) -> usize {
         self.grid() * self.grid()
     }
+
+    /// Levels of each of the `embedding` numbers of a code, where their combinations are the vocabulary.
+    pub fn levels(&self) -> Option<usize> {
+        let exponent = u32::try_from(self.embedding).ok().filter(|exponent| *exponent < 32)?;
+        let levels = (self.vocabulary as f64).powf(1.0 / f64::from(exponent)).round() as usize;
+        (levels >= 2 && levels.checked_pow(exponent) == Some(self.vocabulary)).then_some(levels)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorldModelConfig {
+    /// "token" for the paper's, which predicts one token after the other, or "frame" for one that predicts all tokens of the next frame in one pass.
+    pub kind: WorldModelKind,
+    /// Height and width, in tokens, of what a position of a frame holds; 1 with the kind "token".
+    pub patch: usize,
+    /// Recorded steps that the world model sees before the first frame of a dream; 0 in the paper.
+    pub context: usize,
     /// Context window in steps (the paper's L).
     pub steps: usize,
     /// Number of transformer blocks.
@@ -220,10 +296,24 @@ pub struct WorldModelConfig {
     pub reward: RewardModel,
 }
 
+/// The families of world models.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum WorldModelKind {
+    /// A GPT over single tokens, as in the paper.
+    #[default]
+    Token,
+    /// A transformer over patches of frames with block-causal attention.
+    Frame,
+}
+
 /// The keys as they may stand in a file: `dropout` stands for each of its three keys that is not there.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct WorldModelKeys {
+    kind: WorldModelKind,
+    patch: usize,
+    context: usize,
     steps: usize,
     layers: usize,
     heads: usize,
@@ -238,9 +328,12 @@ struct WorldModelKeys {
 
 impl Default for WorldModelKeys {
     fn default() -> WorldModelKeys {
-        let WorldModelConfig { steps, layers, heads, width, init_std, reward, .. } =
+        let WorldModelConfig { kind, patch, context, steps, layers, heads, width, init_std, reward, .. } =
             WorldModelConfig::default();
         WorldModelKeys {
+            kind,
+            patch,
+            context,
             steps,
             layers,
             heads,
@@ -261,6 +354,9 @@ impl<'de> Deserialize<'de> for WorldModelConfig {
         let usual = WorldModelConfig::default();
         let rate = |own: Option<f32>, usual: f32| own.or(keys.dropout).unwrap_or(usual);
         Ok(WorldModelConfig {
+            kind: keys.kind,
+            patch: keys.patch,
+            context: keys.context,
             steps: keys.steps,
             layers: keys.layers,
             heads: keys.heads,
@@ -292,6 +388,9 @@ impl WorldModelConfig {
 impl Default for WorldModelConfig {
     fn default() -> WorldModelConfig {
         WorldModelConfig {
+            kind: WorldModelKind::Token,
+            patch: 1,
+            context: 0,
             steps: 20,
             layers: 10,
             heads: 4,

@@ -141,7 +141,7 @@ impl Dream {
         burn_in: usize,
         key: Key,
     ) -> Result<Dream> {
-        let size = agent.config.tokenizer.frame_size;
+        let (size, context) = (agent.config.tokenizer.frame_size, agent.config.world_model.context);
         let bytes = size * size * 3;
         let input = device.buffer::<u8>("frame", [1, size, size, 3])?;
         let mut stepper = Stepper::new(device, Key::new(0, 0));
@@ -149,7 +149,7 @@ impl Dream {
         for row in frames {
             check_row("frames of a dream", row.len(), bytes)?;
             let mut codes = Vec::new();
-            for frame in row.chunks_exact(bytes).rev().take(burn_in + 1).rev() {
+            for frame in row.chunks_exact(bytes).rev().take(burn_in.max(context) + 1).rev() {
                 codes.extend(encode(agent, &mut stepper, &input, frame)?);
             }
             tokens.push(codes);
@@ -174,6 +174,21 @@ impl Dream {
                 let known = actions.len().min(burn_in + 1);
                 let newest: Vec<i32> = actions[actions.len() - known..].iter().map(|a| *a as i32).collect();
                 previous.write_at((row + 1) * (burn_in + 1) - known, &newest)?;
+            }
+        }
+        if let Some(context) = &start.context {
+            let count = context.actions.shape().last();
+            for (row, codes) in tokens.iter().enumerate() {
+                check_row("tokens of a dream", codes.len(), k)?;
+                let (frames, actions) = (codes.len() / k - 1, actions.get(row).map_or(&[][..], |a| &a[..]));
+                for back in 1..=count {
+                    let frame = frames.saturating_sub(back);
+                    let known = back <= frames && back <= actions.len();
+                    let action = if known { actions[actions.len() - back] } else { 0 };
+                    let at = (row + 1) * count - back;
+                    context.tokens.write_at(at * k, &codes[frame * k..][..k])?;
+                    context.actions.write_at(at, &[action as i32])?;
+                }
             }
         }
         let pixels = agent.config.tokenizer.frame_size.pow(2) * 3;
@@ -300,6 +315,9 @@ impl Dream {
     }
 
     fn advance(&mut self, agent: &Agent, action: Action, asked: Asked, last: bool) -> Result<Vec<Moment>> {
+        if asked.attention {
+            agent.world_model.check_watched()?;
+        }
         self.dreamer.set_action(agent, action)?;
         self.make_room(agent, last)?;
         let Dream { dreamer, details, step, .. } = self;

@@ -14,10 +14,10 @@ pub struct Read<'a> {
     pub actions: &'a [usize],
 }
 
-/// What the world model expected of a frame before it saw it, token by token.
+/// What the world model expected of a frame before it saw it, token by token or all at once.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expectation {
-    /// Of the token that came, given the tokens before it, one each.
+    /// Of the token that came, given what came before it, one each.
     pub probabilities: Vec<f32>,
     /// The code with the highest probability, and that probability.
     pub likeliest: Vec<(i32, f32)>,
@@ -66,6 +66,9 @@ impl Read<'_> {
     pub fn expectations(&self, device: &Device, agent: &Agent) -> Result<Vec<Expectation>> {
         let (steps, k, codes) =
             (self.check(agent)?, agent.world_model.tokens, agent.config.tokenizer.vocabulary);
+        if steps < 2 {
+            return Ok(Vec::new());
+        }
         let tokens = device.buffer::<i32>("recorded tokens", [1, steps, k])?;
         let actions = device.buffer::<i32>("recorded actions", [1, steps])?;
         tokens.write(self.tokens)?;
@@ -78,9 +81,9 @@ impl Read<'_> {
             let output = agent.world_model.forward(tape, tokens, actions, false)?;
             tape.read(output.observations)
         })?;
-        // Prediction n is of token n + 1.
         let of = |n: usize| {
-            let found = softmax(&logits[(n - 1) * codes..n * codes]);
+            let prediction = agent.world_model.prediction_of(n / k, n % k);
+            let found = softmax(&logits[prediction * codes..(prediction + 1) * codes]);
             let best = (0..codes).fold(0, |best, i| if found[i] > found[best] { i } else { best });
             (found[self.tokens[n] as usize], (best as i32, found[best]))
         };
@@ -95,6 +98,7 @@ impl Read<'_> {
     /// the last token. Needs at least two frames.
     pub fn attention(&self, device: &Device, agent: &Agent) -> Result<Attention> {
         let (steps, model) = (self.check(agent)?, &agent.world_model);
+        model.check_watched()?;
         let (k, width) = (model.tokens, model.config.width);
         if steps < 2 {
             let name = "tokens of recorded steps".into();

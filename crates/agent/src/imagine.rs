@@ -5,6 +5,7 @@ mod state;
 use engine::{Buffer, Device, Error, Key, Lstm, Result, StepId, Stepper, Tape, Temperature, Tensor};
 
 use crate::gallery::Gallery;
+use crate::world_model::Thought;
 use crate::{Agent, AgentId, Memory, Seen, Sees, Sight};
 pub(crate) use state::{State, copy_buffers, previous_actions};
 
@@ -54,6 +55,17 @@ pub struct Start {
     /// The actions before each of these N frames and before the first of the dream, i32 [B, N + 1], the number of actions for none; where the policy is
     /// given them.
     pub previous: Option<Buffer>,
+    /// Where the world model is shown steps before the dream.
+    pub context: Option<Context>,
+}
+
+/// The newest steps before a dream, as many as [`WorldModelConfig::context`](crate::WorldModelConfig::context) says. In an episode that has not as many,
+/// its first frame stands still before it.
+pub struct Context {
+    /// i32 [B, C, K]
+    pub tokens: Buffer,
+    /// What was done in each, i32 [B, C].
+    pub actions: Buffer,
 }
 
 /// What was dreamt: everything the actor-critic's loss needs.
@@ -136,6 +148,7 @@ impl Dreamer {
                 mask: device.buffer::<i32>("mask before the dream", [batch, burn_in])?,
                 tokens: device.buffer::<i32>("tokens of the first frame", [batch, k])?,
                 previous: previous_actions(device, agent, [batch, burn_in + 1])?,
+                context: Context::new(device, agent, batch)?,
             },
             given: device.buffer::<i32>("given actions", [batch])?,
             temperature: Temperature::new(device, 1.0)?,
@@ -256,8 +269,9 @@ impl Dreamer {
                 tape.store(previous, 0, action)?;
             }
             // The world model answers with reward, end and, unless the dream is over, the next frame.
-            let thought = agent.world_model.see_action(tape, memory, at, action)?;
-            let (rewards, ends) = agent.world_model.consequences(tape, thought)?;
+            let now = tape.buffer(tokens)?;
+            let thought = agent.world_model.see_step(tape, memory, at, now, action)?;
+            let (rewards, ends) = agent.world_model.consequences(tape, thought.action)?;
             let reward = agent.config.world_model.reward.imagine(tape, rewards)?;
             tape.store_step(&trajectories.rewards, t, reward)?;
             let end = tape.sample(ends, 1.0)?;
@@ -274,7 +288,7 @@ impl Dreamer {
             }
             Ok(())
         })?;
-        state.positions = at + 1 + if last { 0 } else { agent.world_model.tokens };
+        state.positions = at + positions_of_step(agent, last);
         Ok(())
     }
 
@@ -296,21 +310,22 @@ impl Dreamer {
             if let Some(previous) = previous {
                 tape.store(previous, 0, action)?;
             }
-            agent.world_model.see_action(tape, memory, *at, action)?;
+            let now = tape.buffer(tokens)?;
+            agent.world_model.see_step(tape, memory, *at, now, action)?;
             let next = tape.buffer(&start.tokens)?;
-            agent.world_model.see_tokens(tape, memory, at + 1, next)?;
+            agent.world_model.see_frame(tape, memory, at + positions_of_step(agent, true), next)?;
             tape.store(tokens, 0, next)
         })?;
-        state.positions += 1 + agent.world_model.tokens;
+        state.positions += agent.world_model.positions_per_step();
         Ok(())
     }
 
     /// Forgets the older half of what the world model remembers, or more if it must, when step `t` does not fit any more. Returns how many of the
     /// steps before `t` are remembered from then on, if it did.
     pub(crate) fn make_room(&mut self, agent: &Agent, t: usize, last: bool) -> Result<Option<usize>> {
-        let (steps, k) = (agent.config.world_model.steps, agent.world_model.tokens);
+        let (steps, each) = (agent.config.world_model.steps, agent.world_model.positions_per_step());
         let Dreamer { stepper, state, .. } = self;
-        if state.positions + 1 + if last { 0 } else { k } <= steps * (k + 1) {
+        if state.positions + positions_of_step(agent, last) <= steps * each {
             return Ok(None);
         }
         // This step and the one it leads to must fit.
@@ -318,17 +333,15 @@ impl Dreamer {
         let State { memory, tokens, past_tokens, past_actions, .. } = &*state;
         stepper.infer(|tape| -> Result<()> {
             let (frames, actions) = (tape.buffer(past_tokens)?, tape.buffer(past_actions)?);
-            for (i, past) in (t - kept..t).enumerate() {
-                let frame = step_of(tape, frames, past)?;
-                agent.world_model.see_tokens(tape, memory, i * (k + 1), frame)?;
-                let action = step_of(tape, actions, past)?;
-                agent.world_model.see_action(tape, memory, i * (k + 1) + k, action)?;
+            if kept > 0 {
+                let frames = tape.slice(frames, 1, t - kept, t)?;
+                let actions = tape.slice(actions, 1, t - kept, t)?;
+                agent.world_model.see_steps(tape, memory, 0, frames, actions)?;
             }
             let now = tape.buffer(tokens)?;
-            agent.world_model.see_tokens(tape, memory, kept * (k + 1), now)?;
-            Ok(())
+            agent.world_model.see_frame(tape, memory, kept * each, now)
         })?;
-        state.positions = kept * (k + 1) + k;
+        state.positions = kept * each + agent.world_model.positions_ahead();
         Ok(Some(kept))
     }
 
@@ -342,6 +355,7 @@ impl Dreamer {
         }
         let Dreamer { stepper, state, start, trajectories, .. } = self;
         let State { memory, tokens, hidden, cell, previous, .. } = &*state;
+        let known = agent.config.world_model.context * agent.world_model.positions_per_step();
         // The dreamer's own buffers stay the same as long as it lives.
         let id = StepId::new("dream start", &agent.identity());
         stepper.infer_captured(id, |tape| -> Result<()> {
@@ -370,10 +384,13 @@ impl Dreamer {
             }
             let first = tape.buffer(&start.tokens)?;
             tape.store(tokens, 0, first)?;
-            agent.world_model.see_tokens(tape, memory, 0, first)?;
-            Ok(())
+            if let Some(Context { tokens, actions }) = &start.context {
+                let (tokens, actions) = (tape.buffer(tokens)?, tape.buffer(actions)?);
+                agent.world_model.see_steps(tape, memory, 0, tokens, actions)?;
+            }
+            agent.world_model.see_frame(tape, memory, known, first)
         })?;
-        state.positions = agent.world_model.tokens;
+        state.positions = known + agent.world_model.positions_ahead();
         Ok(())
     }
 }
@@ -409,17 +426,32 @@ fn step_of(tape: &mut Tape, x: Tensor, t: usize) -> Result<Tensor> {
     tape.reshape(step, engine::Shape::try_from(dims.as_slice())?)
 }
 
-/// Samples the K tokens of the next frame one after the other into `next`, each from what came before, and remembers all of them from position
-/// `at` on. The logits go to a buffer [B, K, N], if there is one.
+/// Positions that a step takes in the world model's memory, beside those that its frame took before: of the action and, unless it is the last, the next
+/// frame.
+fn positions_of_step(agent: &Agent, last: bool) -> usize {
+    let (each, ahead) = (agent.world_model.positions_per_step(), agent.world_model.positions_ahead());
+    each - if last { ahead } else { 0 }
+}
+
+/// Samples the K tokens of the next frame into `next`: all at once or, where the world model reads single tokens, one after the other, each from what came
+/// before, and then remembers all of them from position `at` on. The logits go to a buffer [B, K, N], if there is one.
 fn next_frame(
     tape: &mut Tape,
     agent: &Agent,
     memory: &Memory,
     at: usize,
-    mut thought: Tensor,
+    thought: Thought,
     next: &Buffer,
     all_logits: Option<&Buffer>,
 ) -> Result<()> {
+    if let Some(frame) = thought.frame {
+        let (drawn, logits) = agent.world_model.draw_frame(tape, frame, all_logits.is_some())?;
+        if let Some((all, logits)) = all_logits.zip(logits) {
+            tape.store(all, 0, logits)?;
+        }
+        return tape.store(next, 0, drawn);
+    }
+    let mut thought = thought.action;
     let Some(all_logits) = all_logits else {
         return agent.world_model.imagine_tokens(tape, memory, at, thought, next);
     };

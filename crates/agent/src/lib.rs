@@ -36,13 +36,14 @@ pub use actor_critic::{ActorCritic, ActorCriticLosses, Policy, ReturnScale, Retu
 pub use by_hand::PlayedGame;
 pub use checkpoint::CheckpointError;
 pub use config::{
-    ActorCriticConfig, AgentConfig, ConfigError, Sees, TokenizerConfig, ValueModel, WorldModelConfig,
+    ActorCriticConfig, AgentConfig, ConfigError, Sees, TokenizerConfig, TokenizerKind, ValueModel,
+    WorldModelConfig, WorldModelKind,
 };
 pub use dream::{Asked, Attention, Dream, Frame, Logits, Moment, Snapshot};
 pub use episodes::{Archive, EpisodesError, export_episodes, join_episodes};
 pub use expectation::{Expectation, Read};
 pub use files::{FileError, write_atomically};
-pub use imagine::{Acting, Action, Dreamer, Start, Trajectories};
+pub use imagine::{Acting, Action, Context, Dreamer, Start, Trajectories};
 pub use layers::Network;
 pub use perceptual::Perceptual;
 pub use player::{PlayError, Player, PlayerState, Thought, episode_seed, evaluation_seed};
@@ -50,7 +51,7 @@ pub use replay::{Episode, Record, Replay, ReplayError, Sampling, Segment, Table,
 pub use rewards::RewardModel;
 pub use rollout::{Dreamt, Rollout, Stretch};
 pub use scenes::{Eye, SceneError, Scenes};
-pub use tokenizer::{Tokenizer, TokenizerLosses};
+pub use tokenizer::{Quantised, Tokenizer, TokenizerLosses};
 pub use world_model::{Memory, WorldModel, WorldModelBatch, WorldModelLosses, WorldModelOutput};
 
 pub use engine::{Error, Result};

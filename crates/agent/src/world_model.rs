@@ -1,36 +1,47 @@
 //! The world model: a GPT over frame tokens and actions that predicts the next tokens, rewards and ends (paper, section 2.2).
 
-use engine::{
-    Activation, Buffer, DecodeBlock, DecodeHead, Decoder, Device, Error, Init, KvCache, Param, Params,
-    Result, Tape, Tensor,
-};
+mod blocks;
+mod frames;
+mod memory;
 
-use crate::layers::{Builder, LAYER_NORM_EPSILON, Linear, LinearInit, Network, Norm};
-use crate::{TokenizerConfig, WorldModelConfig};
+use engine::{Device, Error, Init, Param, Params, Result, Tape, Tensor};
+
+use crate::layers::{Builder, LinearInit, Network, Norm};
+use crate::{TokenizerConfig, WorldModelConfig, WorldModelKind};
+use blocks::{Block, Head};
+use frames::Frames;
+pub use memory::{Memory, Thought};
 
 pub(crate) const ENDS: usize = 2;
 
 pub struct WorldModel {
     pub config: WorldModelConfig,
     pub network: Network,
-    /// K, frame tokens per step; one action token follows them.
+    /// K, frame tokens per step.
     pub tokens: usize,
     blocks: Vec<Block>,
     final_norm: Norm,
     positions: Param,
     action_table: Param,
-    token_table: Param,
-    head_observations: Head,
+    family: Family,
     head_rewards: Head,
     head_ends: Head,
+}
+
+/// What differs between the kinds.
+enum Family {
+    /// A step is K positions of frame tokens and one of the action; a position sees those before it and predicts the token after it.
+    Token { table: Param, head: Head },
+    /// A step is a position of the action and those of the frame.
+    Frame(Frames),
 }
 
 /// What the model says at every step of a sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct WorldModelOutput {
-    /// After the final norm, [B, L * (K + 1), D].
+    /// After the final norm, [B, L * positions per step, D].
     pub hidden: Tensor,
-    /// [B, L * K, N]: prediction n is of frame token n + 1 of the flattened sequence.
+    /// [B, n, N]; [`prediction_of`](WorldModel::prediction_of) says which is of which token.
     pub observations: Tensor,
     /// [B, L, R], with the R of [`RewardModel::outputs`](crate::RewardModel::outputs).
     pub rewards: Tensor,
@@ -79,22 +90,6 @@ impl WorldModelLosses {
     }
 }
 
-/// What a rollout remembers: keys and values of every position so far. How many positions there are is the caller's to count.
-pub struct Memory {
-    cache: KvCache,
-}
-
-impl Memory {
-    pub(crate) fn buffers(&self) -> impl Iterator<Item = &Buffer> {
-        self.cache.buffers()
-    }
-
-    /// How queries [B, n, D] of a layer, at positions `at` to `at + n`, attend to every position -> [B, heads, n, at + n].
-    pub(crate) fn attention_weights(&self, layer: usize, queries: &[f32], at: usize) -> Result<Vec<f32>> {
-        self.cache.attention_weights(layer, queries, at)
-    }
-}
-
 impl WorldModel {
     pub fn new(
         device: &Device,
@@ -123,16 +118,29 @@ impl WorldModel {
                 .collect::<Result<Vec<_>>>()?;
             Ok((blocks, b.norm("ln_f", width)?))
         })?;
-        let positions = b.embedding("pos_emb", config.steps * (tokenizer.tokens() + 1), width, init)?;
-        let (action_table, token_table) = b.within("embedder", |b| -> Result<_> {
+        let parts = match config.kind {
+            WorldModelKind::Token => tokenizer.tokens(),
+            WorldModelKind::Frame => Frames::positions(config, tokenizer),
+        };
+        let positions = b.embedding("pos_emb", config.steps * (parts + 1), width, init)?;
+        let part = match config.kind {
+            WorldModelKind::Token => width,
+            WorldModelKind::Frame => Frames::part(config),
+        };
+        let (action_table, table) = b.within("embedder", |b| -> Result<_> {
             Ok((
                 b.embedding("embedding_tables.0", actions, width, init)?,
-                b.embedding("embedding_tables.1", tokenizer.vocabulary, width, init)?,
+                b.embedding("embedding_tables.1", tokenizer.vocabulary, part, init)?,
             ))
         })?;
-        let head_observations = Head::new(&mut b, "head_observations", width, tokenizer.vocabulary)?;
-        let head_rewards = Head::new(&mut b, "head_rewards", width, config.reward.outputs())?;
-        let head_ends = Head::new(&mut b, "head_ends", width, ENDS)?;
+        let family = b.within("head_observations", |b| match config.kind {
+            WorldModelKind::Token => {
+                Ok(Family::Token { table, head: Head::new(b, width, tokenizer.vocabulary)? })
+            }
+            WorldModelKind::Frame => Ok(Family::Frame(Frames::new(b, config, tokenizer, table)?)),
+        })?;
+        let head_rewards = b.within("head_rewards", |b| Head::new(b, width, config.reward.outputs()))?;
+        let head_ends = b.within("head_ends", |b| Head::new(b, width, ENDS))?;
         Ok(WorldModel {
             config: config.clone(),
             network: b.finish(device, "world_model", seed, limit)?,
@@ -141,8 +149,7 @@ impl WorldModel {
             final_norm,
             positions,
             action_table,
-            token_table,
-            head_observations,
+            family,
             head_rewards,
             head_ends,
         })
@@ -179,21 +186,25 @@ impl WorldModel {
         }
         let (params, width) = (self.params(), self.config.width);
         let [embedding, attention, residual] = if train { self.config.dropout() } else { [0.0; 3] };
-        let (token_table, action_table) =
-            (tape.param(params, self.token_table)?, tape.param(params, self.action_table)?);
-        // [B, L, K, D] and [B, L, 1, D] -> [B, L * (K + 1), D]
-        let frames = tape.embedding(token_table, tokens)?;
-        let actions = tape.reshape(actions, [batch, steps, 1])?;
-        let actions = tape.embedding(action_table, actions)?;
-        let x = tape.concat(&[frames, actions], 2)?;
-        let x = tape.reshape(x, [batch, steps * (k + 1), width])?;
-        let positions = tape.param(params, self.positions)?;
-        let x = tape.add_positions(x, positions, 0)?;
+        let x = self.embed(tape, tokens, actions, 0)?;
         let mut x = tape.dropout(x, embedding)?;
         for block in &self.blocks {
-            x = block.forward(tape, params, self.config.heads, [attention, residual], x)?;
+            let seen = (self.config.heads, self.span());
+            x = block.forward(tape, params, seen, [attention, residual], x)?;
         }
         let hidden = self.final_norm.layer(tape, params, x)?;
+        let head = match &self.family {
+            Family::Token { head, .. } => head,
+            Family::Frame(frames) => {
+                let (at_actions, observations) = frames.predict(tape, params, hidden, steps)?;
+                return Ok(WorldModelOutput {
+                    hidden,
+                    observations,
+                    rewards: self.head_rewards.forward(tape, params, at_actions)?,
+                    ends: self.head_ends.forward(tape, params, at_actions)?,
+                });
+            }
+        };
 
         // Heads look only at the positions they speak for: [B, L, K + 1, D] without the last frame token, and the action token.
         let by_step = tape.reshape(hidden, [batch, steps, k + 1, width])?;
@@ -204,7 +215,7 @@ impl WorldModel {
         let at_actions = tape.reshape(action_positions, [batch, steps, width])?;
         Ok(WorldModelOutput {
             hidden,
-            observations: self.head_observations.forward(tape, params, speaking)?,
+            observations: head.forward(tape, params, speaking)?,
             rewards: self.head_rewards.forward(tape, params, at_actions)?,
             ends: self.head_ends.forward(tape, params, at_actions)?,
         })
@@ -215,9 +226,14 @@ impl WorldModel {
         let output = self.forward(tape, batch.tokens, batch.actions, train)?;
         let rows = batch.tokens.dims()[0];
         let labels = tape.mask_labels(batch.tokens, batch.mask)?;
-        // Prediction n is of token n + 1: the first token has no prediction, the last prediction no token.
-        let labels = tape.reshape(labels, [rows, output.observations.dims()[1]])?;
-        let labels = tape.shift_labels(labels)?;
+        let labels = match &self.family {
+            Family::Token { .. } => {
+                // Prediction n is of token n + 1: the first token has no prediction, the last prediction no token.
+                let labels = tape.reshape(labels, [rows, output.observations.dims()[1]])?;
+                tape.shift_labels(labels)?
+            }
+            Family::Frame(frames) => frames.labels(tape, labels)?,
+        };
         let observations = tape.cross_entropy(output.observations, labels)?;
         let rewards =
             self.config.reward.loss(tape, output.rewards, batch.rewards, batch.amounts, batch.mask)?;
@@ -228,234 +244,56 @@ impl WorldModel {
         Ok(WorldModelLosses { total, observations, rewards, ends })
     }
 
-    // ---- rollouts, one or more tokens at a time ----
-
-    /// Memory for rollouts of `batch` sequences.
-    pub fn memory(&self, device: &Device, batch: usize) -> Result<Memory> {
-        let (config, capacity) = (&self.config, self.config.steps * (self.tokens + 1));
-        let head_width = config.width / config.heads;
-        let cache = KvCache::new(device, config.layers, batch, config.heads, head_width, capacity)?;
-        Ok(Memory { cache })
+    /// Steps as the transformer reads them, from position `at` on: tokens i32 [B, n, K] and actions i32 [B, n] -> [B, n * positions per step, D].
+    fn embed(&self, tape: &mut Tape, tokens: Tensor, actions: Tensor, at: usize) -> Result<Tensor> {
+        let (params, width) = (self.params(), self.config.width);
+        let (batch, steps) = (actions.dims()[0], actions.dims()[1]);
+        let (table, positions) =
+            (tape.param(params, self.action_table)?, tape.param(params, self.positions)?);
+        let actions = tape.reshape(actions, [batch, steps, 1])?;
+        let actions = tape.embedding(table, actions)?;
+        // [B, n, parts, D] and [B, n, 1, D] -> [B, n * (parts + 1), D]
+        let both = match &self.family {
+            Family::Token { table, .. } => {
+                let table = tape.param(params, *table)?;
+                [tape.embedding(table, tokens)?, actions]
+            }
+            Family::Frame(frames) => [actions, frames.embed(tape, params, tokens)?],
+        };
+        let x = tape.concat(&both, 2)?;
+        let x = tape.reshape(x, [batch, steps * self.positions_per_step(), width])?;
+        tape.add_positions(x, positions, at)
     }
 
-    /// Passes new frame tokens i32 [B, n] through the model, after the first `at` positions in memory -> what it thinks [B, n, D], before the
-    /// final norm. They take positions `at` to `at + n`.
-    pub fn see_tokens(&self, tape: &mut Tape, memory: &Memory, at: usize, tokens: Tensor) -> Result<Tensor> {
-        self.see(tape, memory, at, self.token_table, tokens)
-    }
-
-    /// Passes an action i32 `[B]` through the model, at position `at` -> what it thinks [B, 1, D], before the final norm.
-    pub fn see_action(&self, tape: &mut Tape, memory: &Memory, at: usize, actions: Tensor) -> Result<Tensor> {
-        let actions = tape.reshape(actions, [actions.shape().len(), 1])?;
-        self.see(tape, memory, at, self.action_table, actions)
-    }
-
-    /// Entries i32 [B, n] of a table at n positions from `at` on.
-    fn see(
-        &self,
-        tape: &mut Tape,
-        memory: &Memory,
-        at: usize,
-        table: Param,
-        entries: Tensor,
-    ) -> Result<Tensor> {
-        let (table, blocks) = (tape.param(self.params(), table)?, self.decode_blocks(tape)?);
-        let decoder = self.decoder(tape, memory, &blocks)?;
-        tape.decode_entries(table, entries, &decoder, at)
-    }
-
-    /// Samples the K tokens of the next frame into `next` i32 [B, K], one after the other, and remembers them from position `at` on. `thought`
-    /// [B, 1, D] is what the model thinks before the first.
-    pub fn imagine_tokens(
-        &self,
-        tape: &mut Tape,
-        memory: &Memory,
-        at: usize,
-        thought: Tensor,
-        next: &Buffer,
-    ) -> Result<()> {
-        let (head, table) = (self.token_head(tape)?, tape.param(self.params(), self.token_table)?);
-        let blocks = self.decode_blocks(tape)?;
-        let decoder = self.decoder(tape, memory, &blocks)?;
-        tape.decode_tokens(thought, &head, table, &decoder, at, next)
-    }
-
-    fn decode_blocks(&self, tape: &mut Tape) -> Result<Vec<DecodeBlock>> {
-        self.blocks.iter().map(|block| block.tensors(tape, self.params())).collect()
-    }
-
-    fn decoder<'a>(
-        &self,
-        tape: &mut Tape,
-        memory: &'a Memory,
-        blocks: &'a [DecodeBlock],
-    ) -> Result<Decoder<'a>> {
-        Ok(Decoder { blocks, positions: tape.param(self.params(), self.positions)?, cache: &memory.cache })
-    }
-
-    /// Passes an action i32 [B, 1] and, if there are any, the frame tokens i32 [B, K] after it through the model, from position `at` on, and leaves
-    /// every layer's queries in buffers: what [`Memory::attention_weights`] needs. One op after the other instead of fused, and into a memory of its
-    /// own, since keys may come out with other last bits.
-    pub(crate) fn watch(
-        &self,
-        tape: &mut Tape,
-        memory: &Memory,
-        at: usize,
-        actions: Tensor,
-        tokens: Option<Tensor>,
-        queries: &[Buffer],
-    ) -> Result<()> {
-        let params = self.params();
-        let table = tape.param(params, self.action_table)?;
-        let mut x = tape.embedding(table, actions)?;
-        if let Some(tokens) = tokens {
-            let table = tape.param(params, self.token_table)?;
-            let tokens = tape.embedding(table, tokens)?;
-            x = tape.concat(&[x, tokens], 1)?;
+    /// Which of the predictions of a sequence is of token `token` of frame `step`, of all but the first frame.
+    pub fn prediction_of(&self, step: usize, token: usize) -> usize {
+        match &self.family {
+            Family::Token { .. } => step * self.tokens + token - 1,
+            Family::Frame(frames) => (step - 1) * self.tokens + frames.place(token),
         }
-        let positions = tape.param(params, self.positions)?;
-        x = tape.add_positions(x, positions, at)?;
-        for (layer, (block, queries)) in self.blocks.iter().zip(queries).enumerate() {
-            x = block.watched(tape, params, &memory.cache, (layer, at), x, queries)?;
+    }
+
+    /// Positions of a frame and its action.
+    pub fn positions_per_step(&self) -> usize {
+        match &self.family {
+            Family::Token { .. } => self.tokens + 1,
+            Family::Frame(frames) => frames.count() + 1,
         }
-        Ok(())
     }
 
-    /// What the heads look at: a thought after the final norm.
-    pub fn hidden(&self, tape: &mut Tape, thought: Tensor) -> Result<Tensor> {
-        self.final_norm.layer(tape, self.params(), thought)
+    /// Positions of a frame whose action is not known yet.
+    pub fn positions_ahead(&self) -> usize {
+        match &self.family {
+            Family::Token { .. } => self.tokens,
+            Family::Frame(_) => 0,
+        }
     }
 
-    /// Logits of the next frame token, [B, n, N], from thoughts [B, n, D].
-    pub fn next_token(&self, tape: &mut Tape, thought: Tensor) -> Result<Tensor> {
-        let head = self.token_head(tape)?;
-        tape.decode_head(thought, &head)
-    }
-
-    fn token_head(&self, tape: &mut Tape) -> Result<DecodeHead> {
-        let (params, head) = (self.params(), &self.head_observations);
-        Ok(DecodeHead {
-            norm: self.final_norm.tensors(tape, params)?,
-            hidden: head.hidden.tensors(tape, params)?,
-            out: head.out.tensors(tape, params)?,
-            epsilon: LAYER_NORM_EPSILON,
-        })
-    }
-
-    /// Outputs for the reward [B, n, R] and logits of the end [B, n, 2], from the thoughts [B, n, D] after actions.
-    pub fn consequences(&self, tape: &mut Tape, thought: Tensor) -> Result<(Tensor, Tensor)> {
-        let hidden = self.hidden(tape, thought)?;
-        let rewards = self.head_rewards.forward(tape, self.params(), hidden)?;
-        let ends = self.head_ends.forward(tape, self.params(), hidden)?;
-        Ok((rewards, ends))
-    }
-}
-
-/// Pre-norm transformer block.
-struct Block {
-    norm1: Norm,
-    norm2: Norm,
-    key: Linear,
-    query: Linear,
-    value: Linear,
-    projection: Linear,
-    expand: Linear,
-    contract: Linear,
-}
-
-impl Block {
-    fn new(b: &mut Builder, config: &WorldModelConfig) -> Result<Block> {
-        let width = config.width;
-        Ok(Block {
-            norm1: b.norm("ln1", width)?,
-            norm2: b.norm("ln2", width)?,
-            key: b.linear("attn.key", width, width)?,
-            query: b.linear("attn.query", width, width)?,
-            value: b.linear("attn.value", width, width)?,
-            projection: b.linear("attn.proj", width, width)?,
-            expand: b.linear("mlp.0", width, config.hidden())?,
-            contract: b.linear("mlp.2", config.hidden(), width)?,
-        })
-    }
-
-    fn forward(
-        &self,
-        tape: &mut Tape,
-        params: &Params,
-        heads: usize,
-        [attention, residual]: [f32; 2],
-        x: Tensor,
-    ) -> Result<Tensor> {
-        let h = self.norm1.layer(tape, params, x)?;
-        let query = self.query.tensors(tape, params)?;
-        let key = self.key.tensors(tape, params)?;
-        let value = self.value.tensors(tape, params)?;
-        let h = tape.causal_self_attention(h, [query, key, value], heads, attention)?;
-        let h = self.projection.forward(tape, params, h)?;
-        let x = tape.dropout_residual(h, residual, x)?;
-        let h = self.norm2.layer(tape, params, x)?;
-        let h = self.expand.activated(tape, params, h, Activation::Gelu)?;
-        let h = self.contract.forward(tape, params, h)?;
-        tape.dropout_residual(h, residual, x)
-    }
-
-    fn tensors(&self, tape: &mut Tape, params: &Params) -> Result<DecodeBlock> {
-        Ok(DecodeBlock {
-            attention_norm: self.norm1.tensors(tape, params)?,
-            query: self.query.tensors(tape, params)?,
-            key: self.key.tensors(tape, params)?,
-            value: self.value.tensors(tape, params)?,
-            projection: self.projection.tensors(tape, params)?,
-            mlp_norm: self.norm2.tensors(tape, params)?,
-            expand: self.expand.tensors(tape, params)?,
-            contract: self.contract.tensors(tape, params)?,
-            epsilon: LAYER_NORM_EPSILON,
-        })
-    }
-
-    /// Over new tokens by single ops, with the queries [B, n, D] left in a buffer.
-    fn watched(
-        &self,
-        tape: &mut Tape,
-        params: &Params,
-        cache: &KvCache,
-        (layer, at): (usize, usize),
-        x: Tensor,
-        queries: &Buffer,
-    ) -> Result<Tensor> {
-        let h = self.norm1.layer(tape, params, x)?;
-        let q = self.query.forward(tape, params, h)?;
-        tape.store(queries, 0, q)?;
-        let k = self.key.forward(tape, params, h)?;
-        let v = self.value.forward(tape, params, h)?;
-        let h = tape.cached_attention(q, k, v, cache, layer, at)?;
-        let h = self.projection.forward(tape, params, h)?;
-        let x = tape.add(h, x)?;
-        let h = self.norm2.layer(tape, params, x)?;
-        let h = self.expand.activated(tape, params, h, Activation::Gelu)?;
-        let h = self.contract.forward(tape, params, h)?;
-        tape.add(h, x)
-    }
-}
-
-/// Linear, ReLU, Linear.
-struct Head {
-    hidden: Linear,
-    out: Linear,
-}
-
-impl Head {
-    fn new(b: &mut Builder, name: &str, width: usize, outputs: usize) -> Result<Head> {
-        b.within(name, |b| {
-            Ok(Head {
-                hidden: b.linear("head_module.0", width, width)?,
-                out: b.linear("head_module.2", width, outputs)?,
-            })
-        })
-    }
-
-    fn forward(&self, tape: &mut Tape, params: &Params, x: Tensor) -> Result<Tensor> {
-        let h = self.hidden.activated(tape, params, x, Activation::Relu)?;
-        self.out.forward(tape, params, h)
+    /// Positions that see each other.
+    fn span(&self) -> usize {
+        match &self.family {
+            Family::Token { .. } => 1,
+            Family::Frame(_) => self.positions_per_step(),
+        }
     }
 }

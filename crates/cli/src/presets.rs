@@ -9,13 +9,14 @@ use crate::args::{ConfigArgs, DeviceArgs, PrecisionName};
 use crate::config::suggestion;
 use crate::output::program;
 
-const PRESETS: [(&str, &str); 7] = [
+const PRESETS: [(&str, &str); 8] = [
     ("tiny", include_str!("../presets/tiny.toml")),
     ("atari-small", include_str!("../presets/atari-small.toml")),
     ("atari-sprint", include_str!("../presets/atari-sprint.toml")),
     ("atari-100k", include_str!("../presets/atari-100k.toml")),
     (RELEASE, include_str!("../presets/atari-100k-release.toml")),
     ("atari-100k-64tokens", include_str!("../presets/atari-100k-64tokens.toml")),
+    ("atari-fast", include_str!("../presets/atari-fast.toml")),
     ("atari-10m", include_str!("../presets/atari-10m.toml")),
 ];
 
@@ -203,7 +204,55 @@ mod tests {
         let config = preset("atari-sprint", "Boxing");
         assert_eq!(config.collection.epochs * config.collection.steps, 100_000);
         assert_eq!(changed("tiny", "arcade/catch"), TINY);
+        assert_eq!(changed("atari-fast", "Boxing"), FAST);
     }
+
+    const FAST: [&str; 44] = [
+        "actor_critic.horizon=12",
+        "actor_critic.returns.gamma=0.99",
+        "actor_critic.returns.scale=\"percentiles\"",
+        "actor_critic.schedule.batch=128",
+        "actor_critic.schedule.learning_rate=0.0002",
+        "actor_critic.schedule.max_grad_norm=3.0",
+        "actor_critic.schedule.start_after=25",
+        "actor_critic.schedule.updates=80",
+        "agent.actor_critic.channels=[64, 64, 64]",
+        "agent.actor_critic.dense=512",
+        "agent.actor_critic.previous_action=true",
+        "agent.actor_critic.sees=\"codes\"",
+        "agent.actor_critic.values=\"symlog-bins\"",
+        "agent.tokenizer.attention_sizes=[]",
+        "agent.tokenizer.channels=32",
+        "agent.tokenizer.embedding=3",
+        "agent.tokenizer.groups=8",
+        "agent.tokenizer.kind=\"fsq\"",
+        "agent.tokenizer.residual_blocks=0",
+        "agent.tokenizer.resolutions=4",
+        "agent.world_model.context=4",
+        "agent.world_model.heads=6",
+        "agent.world_model.kind=\"frame\"",
+        "agent.world_model.layers=6",
+        "agent.world_model.patch=2",
+        "agent.world_model.steps=16",
+        "agent.world_model.width=384",
+        "epochs=540",
+        "evaluation.every=50",
+        "replay.sampling=\"steps\"",
+        "tokenizer.perceptual=\"none\"",
+        "tokenizer.schedule.batch=128",
+        "tokenizer.schedule.final_learning_rate=0.00005",
+        "tokenizer.schedule.first_updates=2000",
+        "tokenizer.schedule.learning_rate=0.0003",
+        "tokenizer.schedule.updates=45",
+        "tokenizer.squared_weight=5.0",
+        "world_model.schedule.batch=32",
+        "world_model.schedule.first_updates=1500",
+        "world_model.schedule.learning_rate=0.0002",
+        "world_model.schedule.max_grad_norm=3.0",
+        "world_model.schedule.start_after=15",
+        "world_model.schedule.updates=100",
+        "world_model.weight_decay=0.05",
+    ];
 
     const SMALL: [&str; 38] = [
         "actor_critic.burn_in=4",

@@ -114,6 +114,7 @@ fn config() -> AgentConfig {
             groups: 8,
             vocabulary: 64,
             embedding: 64,
+            ..TokenizerConfig::default()
         },
         world_model: WorldModelConfig {
             steps: STEPS,

@@ -5,10 +5,11 @@ mod common;
 
 use common::{Scratch, iris, stderr, train};
 
-const PRESETS: [&str; 7] = [
+const PRESETS: [&str; 8] = [
     "tiny",
     "atari-small",
     "atari-sprint",
+    "atari-fast",
     "atari-100k",
     "atari-100k-release",
     "atari-100k-64tokens",

@@ -6,7 +6,7 @@ use crate::{DType, Device};
 /// The shapes that decide.
 #[derive(Clone, Copy, Debug)]
 pub struct NetworkShapes {
-    /// Channels of the convolutions.
+    /// Channels of the residual blocks; 0 for a network without any.
     pub channels: usize,
     /// Groups of their norms.
     pub groups: usize,
@@ -49,12 +49,12 @@ fn reasons(shapes: &NetworkShapes, dtype: DType) -> Vec<String> {
             "an imagined token of width {width} takes several kernels; one kernel for whole frames takes width 256, heads of 64 and hidden layers of 1024"
         ));
     }
-    if channels != fused {
+    if channels > 0 && channels != fused {
         reasons.push(format!(
             "blocks over small images of {channels} channels run op by op; the fused kernels take {fused}"
         ));
     }
-    if !group_norm::takes_shapes(channels, groups) {
+    if channels > 0 && !group_norm::takes_shapes(channels, groups) {
         reasons.push(format!(
             "group-norms of {channels} channels in {groups} groups read their images twice; powers of two from 8 to 128 are read once"
         ));
@@ -82,6 +82,7 @@ mod tests {
         assert!(wide.len() == 2 && wide.iter().all(|reason| reason.contains("96 channels")), "{wide:?}");
         let small = reasons(&NetworkShapes { width: 128, heads: 2, hidden: 512, ..PAPER }, DType::BF16);
         assert!(small.len() == 1 && small[0].contains("width 128 takes several kernels"), "{small:?}");
+        assert!(reasons(&NetworkShapes { channels: 0, groups: 8, ..PAPER }, DType::BF16).is_empty());
         let heads = reasons(&NetworkShapes { heads: 8, ..PAPER }, DType::BF16);
         assert!(heads.len() == 2 && heads.iter().all(|reason| reason.contains("heads of 32")), "{heads:?}");
     }

@@ -122,7 +122,10 @@ async fn attention(
             let device = worker.device.clone();
             let loaded = worker.load(&seen.source)?;
             let read = Read { tokens: &seen.tokens, actions: &seen.actions };
-            let found = read.attention(&device, &loaded.agent).map_err(Problem::internal)?;
+            let found = read.attention(&device, &loaded.agent).map_err(|error| match error {
+                agent::Error::BadConfig { reason } => Problem::bad_request(reason),
+                error => Problem::internal(error),
+            })?;
             let k = loaded.agent.world_model.tokens;
             let object = json!({
                 "layers": found.layers, "heads": found.heads, "tokens": k, "keys": found.keys, "steps": seen.at + 1,

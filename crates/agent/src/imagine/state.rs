@@ -2,7 +2,7 @@
 
 use engine::{Buffer, Device, Error, Result, Stepper};
 
-use super::step_of;
+use super::{Context, step_of};
 use crate::{Agent, Memory};
 
 /// Everything that the rest of a dream depends on, beside the networks and the random numbers.
@@ -63,6 +63,20 @@ impl State {
             }
             Ok(())
         })
+    }
+}
+
+impl Context {
+    /// Room for what the world model is shown before dreams; none where that is nothing.
+    pub(super) fn new(device: &Device, agent: &Agent, batch: usize) -> Result<Option<Context>> {
+        let (steps, k) = (agent.config.world_model.context, agent.config.tokenizer.tokens());
+        if steps == 0 {
+            return Ok(None);
+        }
+        Ok(Some(Context {
+            tokens: device.buffer::<i32>("tokens of the context", [batch, steps, k])?,
+            actions: device.buffer::<i32>("actions of the context", [batch, steps])?,
+        }))
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::import::is_ours_alone;
 use crate::checkpoint::{CheckpointError, Entry, Result, write_safetensors};
-use crate::{Agent, Perceptual, RewardModel, Sees, ValueModel};
+use crate::{Agent, Perceptual, RewardModel, Sees, TokenizerKind, ValueModel, WorldModelKind};
 
 /// Writes an agent as safetensors with the names, shapes and buffers of the reference release, ready for its `load_state_dict`.
 pub fn export(agent: &Agent, perceptual: Option<&Perceptual>, path: &Path) -> Result<()> {
@@ -14,7 +14,10 @@ pub fn export(agent: &Agent, perceptual: Option<&Perceptual>, path: &Path) -> Re
         return Err(CheckpointError::NotReferences { key });
     }
     let policy = &agent.config.actor_critic;
+    let (tokenizer, world_model) = (&agent.config.tokenizer, &agent.config.world_model);
     let unknown = [
+        (tokenizer.kind != TokenizerKind::Vq, "tokenizer.kind other than \"vq\""),
+        (world_model.kind != WorldModelKind::Token, "world_model.kind other than \"token\""),
         (policy.skip, "actor_critic.skip"),
         (policy.dense > 0, "actor_critic.dense"),
         (policy.sees != Sees::Frames, "actor_critic.sees other than \"frames\""),

@@ -7,7 +7,9 @@ use engine::Device;
 
 use super::tensors::TensorFile;
 use crate::checkpoint::{CheckpointError, Result};
-use crate::{ActorCriticConfig, Agent, AgentConfig, Perceptual, TokenizerConfig, WorldModelConfig};
+use crate::{
+    ActorCriticConfig, Agent, AgentConfig, Perceptual, TokenizerConfig, TokenizerKind, WorldModelConfig,
+};
 
 /// Reads a checkpoint of the reference release (`last.pt`, also one from before PyTorch 1.6) or a file that [`export`](super::export) wrote: the agent, and the perceptual network if the
 /// file has it. The sizes are found in the file; heads and groups, which leave no trace in it, are the paper's.
@@ -117,6 +119,7 @@ impl Shapes<'_> {
             .map(|level| frame_size >> level)
             .collect();
         let tokenizer = TokenizerConfig {
+            kind: TokenizerKind::Vq,
             frame_size,
             channels,
             resolutions,

@@ -168,8 +168,15 @@ impl TrainConfig {
             return Err(ConfigError::new("actor_critic.returns.scale", "\"percentiles\"", rule));
         }
         let horizon = self.actor_critic.horizon;
-        if !(2..=steps).contains(&horizon) {
-            let rule = format!("but must be from 2 to agent.world_model.steps, which is {steps}");
+        let context = self.agent.world_model.context;
+        if context > self.actor_critic.burn_in {
+            let rule = format!("but must be at most actor_critic.burn_in, {}", self.actor_critic.burn_in);
+            return Err(ConfigError::new("agent.world_model.context", context, rule));
+        }
+        if !(2..=steps.saturating_sub(context)).contains(&horizon) {
+            let less = if context > 0 { " less agent.world_model.context" } else { "" };
+            let most = steps.saturating_sub(context);
+            let rule = format!("but must be from 2 to agent.world_model.steps{less}, which is {most}");
             return Err(ConfigError::new("actor_critic.horizon", horizon, rule));
         }
         Ok(())

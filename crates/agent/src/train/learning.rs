@@ -211,6 +211,21 @@ fn fill_dream_start(
         }
         previous.write(&actions)?;
     }
+    if let Some(context) = &start.context {
+        let count = context.actions.shape().last();
+        let mut records = Vec::with_capacity(segments.len() * count);
+        let mut actions = Vec::with_capacity(segments.len() * count);
+        for segment in segments {
+            for back in (1..=count).rev() {
+                let record = segment.record((segment.len - 1).saturating_sub(back));
+                records.push(Some(record));
+                let known = back < segment.len;
+                actions.push(if known { replay.record(record)?.action as i32 } else { 0 });
+            }
+        }
+        cache.load_tokens(agent, replay, &records, &context.tokens)?;
+        context.actions.write(&actions)?;
+    }
     cache.load_tokens(agent, replay, &first, &start.tokens)
 }
 

@@ -6,7 +6,7 @@ use super::{Losses, Objective, Phase};
 use crate::layers::Network;
 use crate::{
     ActorCriticLosses, Agent, AgentConfig, Perceptual, Returns, Seen, Tokenizer, TokenizerConfig,
-    TokenizerLosses, Trajectories, WorldModel, WorldModelBatch, WorldModelLosses,
+    TokenizerKind, TokenizerLosses, Trajectories, WorldModel, WorldModelBatch, WorldModelLosses,
 };
 
 const IMAGINED_REWARD: &str = "actor_critic/train/imagined_reward_per_step";
@@ -15,6 +15,8 @@ const IMAGINED_REWARD: &str = "actor_critic/train/imagined_reward_per_step";
 pub struct TokenizerObjective {
     /// u8 [B, H, W, 3]
     pub frames: Buffer,
+    /// Whether there is a codebook with a loss of its own.
+    commitment: bool,
     perceptual: Option<Perceptual>,
     squared_weight: f32,
 }
@@ -29,7 +31,8 @@ impl TokenizerObjective {
     ) -> engine::Result<TokenizerObjective> {
         let size = config.frame_size;
         let frames = device.buffer::<u8>("frame batch", [batch, size, size, 3])?;
-        Ok(TokenizerObjective { frames, perceptual, squared_weight })
+        let commitment = config.kind == TokenizerKind::Vq;
+        Ok(TokenizerObjective { frames, commitment, perceptual, squared_weight })
     }
 
     /// The same on another device, with a batch of one.
@@ -81,7 +84,7 @@ impl Objective for TokenizerObjective {
     }
 
     fn names(&self) -> Vec<&'static str> {
-        TokenizerLosses::names(self.squared_weight != 0.0, self.perceptual.is_some())
+        TokenizerLosses::names(self.commitment, self.squared_weight != 0.0, self.perceptual.is_some())
     }
 
     fn losses(&self, tape: &mut Tape, model: &Tokenizer) -> engine::Result<Losses> {

@@ -15,6 +15,7 @@ pub fn small() -> AgentConfig {
             groups: 4,
             vocabulary: 11,
             embedding: 6,
+            ..TokenizerConfig::default()
         },
         world_model: WorldModelConfig { layers: 3, width: 32, init_std: 0.3, ..WorldModelConfig::default() },
         actor_critic: ActorCriticConfig { channels: vec![4, 6], hidden: 7, ..ActorCriticConfig::default() },

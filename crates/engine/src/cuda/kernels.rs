@@ -161,6 +161,9 @@ kernels! {
         gather_bytes(out: u64, table: u64, indices: u64, row: usize, rows: usize, n: usize);
         gather_words(out: u64, table: u64, indices: u64, row: usize, rows: usize, n: usize);
         add_positions(out: View, x: View, table: View, start: usize, period: usize, n: usize);
+        fsq(levels: View, tokens: u64, y: View, count: usize, channels: usize, rows: usize);
+        fsq_levels(levels: View, tokens: u64, count: usize, channels: usize, rows: usize);
+        fsq_gradient(dy: View, d_levels: View, y: View, n: usize, add: bool);
         select_rows(out: View, mask: u64, yes: View, no: View, row: usize, n: usize);
         mask_labels(out: u64, labels: u64, mask: u64, each: usize, n: usize);
         shift_labels(out: u64, labels: u64, time: usize, n: usize);
@@ -260,12 +263,12 @@ kernels! {
         // attention.cu
         swap_heads(out: View, x: View, time: usize, heads: usize, d: usize, n: usize, joining: bool, add: bool);
         attention_softmax(
-            scores: u64, p: View, normaliser: u64, rows: usize, time: usize, stride: usize, causal: bool, scale:
+            scores: u64, p: View, normaliser: u64, rows: usize, time: usize, stride: usize, block: usize, scale:
             f32, rate: f32, state: u64, site: usize,
         );
         attention_gradient(
             scores: u64, dp: u64, p: View, ds: View, normaliser: u64, out: View, d_out: View, rows: usize, time:
-            usize, stride: usize, heads: usize, head_width: usize, causal: bool, scale: f32, rate: f32, state: u64,
+            usize, stride: usize, heads: usize, head_width: usize, block: usize, scale: f32, rate: f32, state: u64,
             site: usize,
         );
         cache_append(
@@ -274,7 +277,11 @@ kernels! {
         );
         cache_attention(
             out: View, q: View, keys: View, values: View, tokens: usize, heads: usize, d: usize, capacity: usize,
-            past: usize, scale: f32,
+            past: usize, block: usize, scale: f32,
+        );
+        block_attention(
+            out: u64, q: u64, keys: u64, values: u64, tokens: usize, heads: usize, capacity: usize, past: usize,
+            block: usize, scale: f32,
         );
 
         // rows.cu
@@ -351,15 +358,15 @@ kernels! {
         );
         flash_forward(
             out: u64, normaliser: u64, kept: u64, q: u64, k: u64, v: u64, time: usize, heads: usize, stride: usize,
-            causal: bool, scale: f32, rate: f32, state: u64, site: usize,
+            block: usize, scale: f32, rate: f32, state: u64, site: usize,
         );
         flash_gradient_queries(
             dq: u64, inner: u64, q: u64, k: u64, v: u64, out: u64, d_out: u64, normaliser: u64, kept: u64, time:
-            usize, heads: usize, stride: usize, causal: bool, scale: f32, rate: f32,
+            usize, heads: usize, stride: usize, block: usize, scale: f32, rate: f32,
         );
         flash_gradient_keys(
             dk: u64, dv: u64, q: u64, k: u64, v: u64, d_out: u64, normaliser: u64, inner: u64, kept: u64, time:
-            usize, heads: usize, stride: usize, causal: bool, scale: f32, rate: f32,
+            usize, heads: usize, stride: usize, block: usize, scale: f32, rate: f32,
         );
     }
 

@@ -10,6 +10,7 @@ pub(crate) mod decode;
 mod dropout;
 mod embedding;
 mod frames;
+mod fsq;
 pub(crate) mod group_norm;
 pub(crate) mod image_blocks;
 mod labels;
@@ -35,6 +36,7 @@ pub use cached_attention::KvCache;
 pub use categorical::Temperature;
 pub use conv::Stride;
 pub use decode::{DecodeBlock, DecodeHead, Decoder};
+pub use fsq::Levelled;
 pub use image_blocks::{ImageAttention, ImageResidual};
 pub use linear::Activation;
 pub use lstm::Lstm;
@@ -82,6 +84,7 @@ records! {
     Dropout(dropout::Dropout),
     Embedding(embedding::Embedding),
     Entropy(categorical::Entropy),
+    Fsq(fsq::Fsq),
     GroupNorm(group_norm::GroupNorm),
     LayerNorm(layer_norm::LayerNorm),
     Linear(linear::Linear),

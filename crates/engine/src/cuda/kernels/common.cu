@@ -198,6 +198,14 @@ __device__ __forceinline__ float before_swish(float dy, float u, int swish) {
     return dy * p * (1.0f + u * (1.0f - p));
 }
 
+// ---- attention: which queries see which keys, with blocks of 0 (all see all), 1 (causal) or more positions ----
+
+// Keys that a query sees.
+__device__ __forceinline__ u32 reach(u32 query, u32 time, u32 block) { return block ? min((query / block + 1) * block, time) : time; }
+
+// The first query that sees a key.
+__device__ __forceinline__ u32 first_query(u32 key, u32 block) { return block ? key / block * block : 0; }
+
 // ---- loads past the L1 cache, tensor cores ----
 
 // Loads of what other kernels may have just written, or what is read once: past the L1 cache.

@@ -200,6 +200,39 @@ extern "C" __global__ void add_positions(View out, View x, View table, u32 start
     else EACH(i, n) put(out, i, get(x, i) + get(table, start + i % period));
 }
 
+// ---- finite scalar quantisation: numbers to the nearest of `count` levels, which are the digits of tokens ----
+
+extern "C" __global__ void fsq(View levels, int* tokens, View y, u32 count, u32 channels, u32 rows) {
+    float top = (float)(count - 1);
+    EACH(row, rows) {
+        int number = 0, place = 1;
+        for (u32 c = 0; c < channels; c++) {
+            float digit = fminf(fmaxf(floorf((tanhf(get(y, row * channels + c)) + 1.0f) * 0.5f * top + 0.5f), 0.0f), top);
+            put(levels, row * channels + c, 2.0f * digit / top - 1.0f);
+            number += (int)digit * place;
+            place *= (int)count;
+        }
+        tokens[row] = number;
+    }
+}
+
+extern "C" __global__ void fsq_levels(View levels, const int* tokens, u32 count, u32 channels, u32 rows) {
+    EACH(row, rows) {
+        u32 rest = (u32)tokens[row];
+        for (u32 c = 0; c < channels; c++) {
+            put(levels, row * channels + c, 2.0f * (float)(rest % count) / (float)(count - 1) - 1.0f);
+            rest /= count;
+        }
+    }
+}
+
+extern "C" __global__ void fsq_gradient(View dy, View d_levels, View y, u32 n, int add) {
+    EACH(i, n) {
+        float bounded = tanhf(get(y, i));
+        put_or_add(dy, i, get(d_levels, i) * (1.0f - bounded * bounded), add);
+    }
+}
+
 extern "C" __global__ void select_rows(View out, const int* mask, View yes, View no, u32 row, u32 n) {
     EACH(i, n) put(out, i, mask[i / row] ? get(yes, i) : get(no, i));
 }

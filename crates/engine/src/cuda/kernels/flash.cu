@@ -145,7 +145,7 @@ __device__ __forceinline__ void mask_rows(u32 (&mask)[2][2], u32 word, u32 g, u3
 
 // normaliser: the logarithm, to base 2, of each row's softmax denominator.
 extern "C" __global__ void __launch_bounds__(128, 4) flash_forward(u16* out, float* normaliser, u32* kept, const u16* q, const u16* k, const u16* v,
-    u32 time, u32 heads, u32 stride, int causal, float scale, float rate, const u32* state, u32 site) {
+    u32 time, u32 heads, u32 stride, u32 block, float scale, float rate, const u32* state, u32 site) {
     __shared__ __align__(16) u16 keys[2][TILE], values[2][TILE];
     Draw draw = draw_of(state, site);
     Head h = head_of(time, heads, stride);
@@ -162,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) flash_forward(u16* out, flo
     __syncthreads();
     rows_of(a, keys[1], warp, lane);
     float o[8][4] = {}, s[8][4];
-    u32 end = causal ? min(first + SIDE, time) : time;
+    u32 end = reach(min(first + SIDE, time) - 1, time, block);
     for (u32 start = 0; start < end; start += SIDE) {
         // This tile is there, and nobody reads the one before it any more.
         await_fetches();
@@ -178,13 +178,15 @@ extern "C" __global__ void __launch_bounds__(128, 4) flash_forward(u16* out, flo
             kept[mask_at(h, tile, start / SIDE) + threadIdx.x] = word;
         }
         times_rows(s, a, keys[stage], lane);
-        if (start + SIDE > time || (causal && start == first)) {
+        // A tile that its first query does not see all of.
+        if (start + SIDE > reach(first, time, block)) {
+            u32 seen[2] = {reach(row, time, block), reach(row + 8, time, block)};
 #pragma unroll
             for (int n = 0; n < 8; n++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     u32 j = start + 8 * n + 2 * t + (e & 1);
-                    if (j >= time || (causal && j > row + 8 * (e >> 1))) s[n][e] = -__int_as_float(0x7f800000);
+                    if (j >= seen[e >> 1]) s[n][e] = -__int_as_float(0x7f800000);
                 }
         }
 #pragma unroll
@@ -229,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) flash_forward(u16* out, flo
 // Gradients of queries: a block has 64 queries and walks the keys. inner: the product of each row of the result with its gradient, the sum that
 // the softmax's gradient subtracts; made here for the kernel of keys and values.
 extern "C" __global__ void __launch_bounds__(128, 4) flash_gradient_queries(u16* dq, float* inner, const u16* q, const u16* k, const u16* v,
-    const u16* out, const u16* d_out, const float* normaliser, const u32* kept, u32 time, u32 heads, u32 stride, int causal, float scale, float rate) {
+    const u16* out, const u16* d_out, const float* normaliser, const u32* kept, u32 time, u32 heads, u32 stride, u32 block, float scale, float rate) {
     __shared__ __align__(16) u16 keys[2][TILE], values[2][TILE];
     __shared__ float products[SIDE];
     Head h = head_of(time, heads, stride);
@@ -267,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) flash_gradient_queries(u16*
     rows_of(gradient_rows, values[1], warp, lane);
     float sums[2] = {products[16 * warp + g], products[16 * warp + g + 8]};
     float sum[8][4] = {}, steep = scale * LOG2_E;
-    u32 end = causal ? min(first + SIDE, time) : time;
+    u32 end = reach(min(first + SIDE, time) - 1, time, block);
     for (u32 start = 0; start < end; start += SIDE) {
         await_fetches();
         __syncthreads();
@@ -277,19 +279,20 @@ extern "C" __global__ void __launch_bounds__(128, 4) flash_gradient_queries(u16*
         }
         u32 word = rate > 0.0f ? kept[mask_at(h, tile, start / SIDE) + threadIdx.x] : ~0u, mask[2][2];
         mask_rows(mask, word, g, t);
-        bool edge = start + SIDE > time || (causal && start == first);
+        bool edge = start + SIDE > reach(first, time, block);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float s[4][4], dp[4][4];
             times_rows(s, query_rows, keys[stage] + 32 * half * PITCH, lane);
             times_rows(dp, gradient_rows, values[stage] + 32 * half * PITCH, lane);
             if (edge) {
+                u32 seen[2] = {reach(row, time, block), reach(row + 8, time, block)};
 #pragma unroll
                 for (int n = 0; n < 4; n++)
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
                         u32 j = start + 32 * half + 8 * n + 2 * t + (e & 1);
-                        if (j >= time || (causal && j > row + 8 * (e >> 1))) s[n][e] = -__int_as_float(0x7f800000);
+                        if (j >= seen[e >> 1]) s[n][e] = -__int_as_float(0x7f800000);
                     }
             }
 #pragma unroll
@@ -322,12 +325,13 @@ __device__ __forceinline__ void fetch_queries(Queries* to, const float* normalis
 
 // Gradients of keys and values: a block has 64 keys and walks the queries. Queries beyond the last are zeros and add nothing.
 extern "C" __global__ void __launch_bounds__(128, 3) flash_gradient_keys(u16* dk, u16* dv, const u16* q, const u16* k, const u16* v, const u16* d_out,
-    const float* normaliser, const float* inner, const u32* kept, u32 time, u32 heads, u32 stride, int causal, float scale, float rate) {
+    const float* normaliser, const float* inner, const u32* kept, u32 time, u32 heads, u32 stride, u32 block, float scale, float rate) {
     __shared__ __align__(16) u16 queries[2][TILE], gradients[2][TILE];
     __shared__ __align__(16) Queries others[2];
     Head h = head_of(time, heads, stride);
     u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    u32 tile = blockIdx.y, first = tile * SIDE, row = first + 16 * warp + g, stage = 0, begin = causal ? first : 0;
+    u32 tile = blockIdx.y, first = tile * SIDE, row = first + 16 * warp + g, stage = 0, begin = first_query(first, block) / SIDE * SIDE;
+    u32 earliest[2] = {first_query(row, block), first_query(row + 8, block)}, latest = first_query(first + SIDE - 1, block);
     float keep = 1.0f / (1.0f - rate), steep = scale * LOG2_E;
     normaliser += h.first_row;
     inner += h.first_row;
@@ -368,7 +372,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) flash_gradient_keys(u16* dk
                     for (int r = 0; r < 2; r++) {
                         float& score = s[n][2 * r + e];
                         float& slope = dp[n][2 * r + e];
-                        if (causal && start == first && row + 8 * r > start + at + e) score = -__int_as_float(0x7f800000);
+                        if (start < latest && start + at + e < earliest[r]) score = -__int_as_float(0x7f800000);
                         float w = power(score * steep - (e ? norm.y : norm.x));
                         bool mine = mask & 1u << 8 * r;
                         slope = w * ((mine ? slope : 0.0f) * keep - (e ? sum.y : sum.x));

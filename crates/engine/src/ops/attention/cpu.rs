@@ -60,11 +60,6 @@ impl Setup {
         &x[image * self.time * self.width + head * self.head_width()..]
     }
 
-    /// Columns that the rows up to `end` attend to.
-    fn reach(&self, end: usize) -> usize {
-        if self.causal { end } else { self.time }
-    }
-
     fn forward_room(&self) -> usize {
         let (t, d) = (self.time, self.head_width());
         t * d + packed_len(d, t) + packed_len(t, d) + ROWS * t
@@ -89,11 +84,11 @@ impl Setup {
         let values = Packed::serial(Mat::rows(v, self.width), t, d, values);
         for row in (0..t).step_by(ROWS) {
             let rows = ROWS.min(t - row);
-            let n = self.reach(row + rows);
+            let n = self.reach(row + rows - 1);
             let queries = Mat::rows(&q[row * self.width..], self.width);
             gemm_packed(rows, queries, keys.corner(d, n), weights, n, Start::Zero);
             for (r, line) in weights[..rows * n].chunks_exact_mut(n).enumerate() {
-                let seen = self.reach(row + r + 1);
+                let seen = self.reach(row + r);
                 normaliser[row + r] = softmax(&mut line[..seen], self.scale());
                 line[seen..].fill(0.0);
                 self.drop_weights(index, row + r, &mut line[..seen]);
@@ -171,12 +166,12 @@ impl Setup {
         dv.fill(0.0);
         for row in (0..t).step_by(ROWS) {
             let rows = ROWS.min(t - row);
-            let n = self.reach(row + rows);
+            let n = self.reach(row + rows - 1);
             let (q, d_out) = (Mat::rows(&q[row * width..], width), Mat::rows(&d_out[row * width..], width));
             gemm_packed(rows, q, keys_t.corner(d, n), weights, n, Start::Zero);
             gemm_packed(rows, d_out, values_t.corner(d, n), d_weights, n, Start::Zero);
             for r in 0..rows {
-                let seen = self.reach(row + r + 1);
+                let seen = self.reach(row + r);
                 let line = r * n..r * n + seen;
                 exp_shifted(&mut weights[line.clone()], self.scale(), normaliser[row + r]);
                 dropped[line.clone()].copy_from_slice(&weights[line.clone()]);

@@ -68,7 +68,7 @@ impl Setup {
             self.time,
             self.heads,
             inputs.stride,
-            self.causal,
+            self.block,
             self.scale(),
             self.dropout,
             tape.state(),
@@ -104,7 +104,7 @@ impl Setup {
             self.time,
             self.heads,
             inputs.stride,
-            self.causal,
+            self.block,
             self.scale(),
             self.dropout,
         )?;
@@ -123,7 +123,7 @@ impl Setup {
             self.time,
             self.heads,
             inputs.stride,
-            self.causal,
+            self.block,
             self.scale(),
             self.dropout,
         )?;

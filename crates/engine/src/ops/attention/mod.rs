@@ -32,7 +32,8 @@ struct Setup {
     time: usize,
     width: usize,
     heads: usize,
-    causal: bool,
+    /// Positions per block: a query sees the keys up to the end of its block. 1 for causal attention, 0 for attention to all.
+    block: usize,
     dropout: f32,
     site: Site,
 }
@@ -49,12 +50,32 @@ impl Tape {
         heads: usize,
         dropout: f32,
     ) -> Result<Tensor> {
-        self.attention_op(q, k, v, heads, true, dropout)
+        self.attention_op(q, k, v, heads, 1, dropout)
+    }
+
+    /// The same where positions come in blocks of `block`: each attends to all of its block and to those before it.
+    pub fn block_causal_attention(
+        &mut self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heads: usize,
+        block: usize,
+        dropout: f32,
+    ) -> Result<Tensor> {
+        if block == 0 {
+            return Err(Error::BadShape {
+                op: OP,
+                shape: q.shape(),
+                rule: "a block has at least one position",
+            });
+        }
+        self.attention_op(q, k, v, heads, block, dropout)
     }
 
     /// Single-head attention of every position to every position: q, k, v [B, T, D] -> [B, T, D].
     pub fn spatial_attention(&mut self, q: Tensor, k: Tensor, v: Tensor) -> Result<Tensor> {
-        self.attention_op(q, k, v, 1, false, 0.0)
+        self.attention_op(q, k, v, 1, 0, 0.0)
     }
 
     fn attention_op(
@@ -63,7 +84,7 @@ impl Tape {
         k: Tensor,
         v: Tensor,
         heads: usize,
-        causal: bool,
+        block: usize,
         dropout: f32,
     ) -> Result<Tensor> {
         self.check_f32(OP, &[q, k, v])?;
@@ -81,9 +102,11 @@ impl Tape {
             return Err(Error::BadShape { op: OP, shape: q.shape(), rule: "the heads divide D" });
         }
         super::dropout::check_rate(OP, dropout)?;
+        // A longer block reaches no further than the sequence.
+        let block = block.min(time);
         // Without dropout nothing is drawn, so what is drawn later must not depend on whether this ran.
         let site = if dropout > 0.0 { self.next_site() } else { self.key.site(0) };
-        let setup = Setup { batch, time, width, heads, causal, dropout, site };
+        let setup = Setup { batch, time, width, heads, block, dropout, site };
         let dtype = self.float();
         let mut out = self.alloc(batch * time * width, dtype)?;
         let mut normaliser = self.alloc(batch * heads * time, DType::F32)?;
@@ -108,6 +131,14 @@ impl Tape {
 impl Setup {
     fn head_width(&self) -> usize {
         self.width / self.heads
+    }
+
+    /// Keys that a query sees.
+    fn reach(&self, query: usize) -> usize {
+        match self.block {
+            0 => self.time,
+            block => ((query / block + 1) * block).min(self.time),
+        }
     }
 
     fn scale(&self) -> f32 {
@@ -151,6 +182,21 @@ mod tests {
             }
             check_gradients(&[dims; 3], |tape, x| tape.spatial_attention(x[0], x[1], x[2]));
         }
+        let blocks = [
+            (2, 6, 6, 3, 4),
+            (1, 51, 8, 2, 17),
+            (1, 49, 4, 1, 90),
+            (2, 136, 128, 2, 17),
+            (1, 130, 64, 1, 65),
+        ];
+        for (batch, time, width, heads, block) in blocks {
+            let dims: &[usize] = &[batch, time, width];
+            for dropout in [0.0, 0.3] {
+                check_gradients(&[dims; 3], |tape, x| {
+                    tape.block_causal_attention(x[0], x[1], x[2], heads, block, dropout)
+                });
+            }
+        }
     }
 
     #[test]
@@ -158,19 +204,23 @@ mod tests {
         let (batch, time, width, heads) = (2, 53, 12, 3);
         let d = width / heads;
         let [q, k, v] = [0, 1, 2].map(|i| values(batch * time * width, i));
-        for causal in [true, false] {
-            let heads = if causal { heads } else { 1 };
-            let d = if causal { d } else { width };
-            let out = on_tape(&[&[batch, time, width][..]; 3], |tape, x| match causal {
-                true => tape.causal_attention(x[0], x[1], x[2], heads, 0.0),
-                false => tape.spatial_attention(x[0], x[1], x[2]),
+        for block in [0, 1, 2, 17, 53, usize::MAX] {
+            let heads = if block > 0 { heads } else { 1 };
+            let d = if block > 0 { d } else { width };
+            let out = on_tape(&[&[batch, time, width][..]; 3], |tape, x| match block {
+                0 => tape.spatial_attention(x[0], x[1], x[2]),
+                1 => tape.causal_attention(x[0], x[1], x[2], heads, 0.0),
+                block => tape.block_causal_attention(x[0], x[1], x[2], heads, block, 0.0),
             })
             .unwrap();
             for b in 0..batch {
                 for h in 0..heads {
                     for i in 0..time {
                         let at = |j: usize, c: usize| (b * time + j) * width + h * d + c;
-                        let seen = if causal { i + 1 } else { time };
+                        let seen = match block {
+                            0 => time,
+                            block => (0..time).filter(|j| j / block <= i / block).count(),
+                        };
                         let score = |j: usize| -> f64 {
                             (0..d).map(|c| f64::from(q[at(i, c)] * k[at(j, c)])).sum::<f64>()
                                 / (d as f64).sqrt()
@@ -193,7 +243,10 @@ mod tests {
         const RATE: f32 = 0.3;
         let (batch, heads, d) = (2, 2, 64);
         let (width, keep) = (heads * d, 1.0 / (1.0 - RATE));
-        for time in [16, 66, 131, 200] {
+        for (time, block) in
+            [(16, 1), (66, 1), (131, 1), (200, 1), (66, 40), (136, 17), (130, 65), (200, 130)]
+        {
+            let reach = |query: usize| time.min((query / block + 1) * block);
             let drawn = batch * heads * time * time;
             let mask = evaluate(
                 &Device::cpu(Some(1))?,
@@ -208,7 +261,9 @@ mod tests {
             };
             let attend = |inputs: &[Vec<f32>], gradient: &[f32]| -> Result<Outcome> {
                 let dims: &[usize] = &[batch, time, width];
-                let op = |tape: &mut Tape, x: &[Tensor]| tape.causal_attention(x[0], x[1], x[2], heads, RATE);
+                let op = |tape: &mut Tape, x: &[Tensor]| {
+                    tape.block_causal_attention(x[0], x[1], x[2], heads, block, RATE)
+                };
                 evaluate(&Device::under_test(2)?, &[dims; 3], (inputs, false), &op, Some(gradient))
             };
             let zeros = vec![0.0; batch * time * width];
@@ -217,7 +272,7 @@ mod tests {
                 for row in 0..time {
                     firsts[at(head, row, 0)] = 1.0;
                     let line = head * time + row;
-                    let seen = &mask[line * time..][..=row];
+                    let seen = &mask[line * time..][..reach(row)];
                     inner[line] = seen.iter().sum::<f32>() / seen.len() as f32;
                 }
             }
@@ -233,11 +288,12 @@ mod tests {
                 for head in 0..batch * heads {
                     for query in 0..time {
                         let line = head * time + query;
-                        for key in 0..=query {
+                        for key in 0..reach(query) {
                             let kept = mask[line * time + key] > 0.0;
-                            let place = format!("time {time}, head {head}, query {query}, key {key}");
+                            let place =
+                                format!("time {time}, block {block}, head {head}, query {query}, key {key}");
                             // Dropped weights have less gradient than this.
-                            let least = (keep / 2.0 - inner[line]) / (8.0 * (query + 1) as f32);
+                            let least = (keep / 2.0 - inner[line]) / (8.0 * reach(query) as f32);
                             if marked.contains(&key) {
                                 let c = at(head, query, key - first);
                                 assert_eq!(forward.result[c] > 0.0, kept, "result, {place}");
@@ -266,5 +322,8 @@ mod tests {
         assert!(error.unwrap_err().to_string().contains("the heads divide D"));
         let error = on_tape(&[&[1, 3, 4][..]; 3], |tape, x| tape.causal_attention(x[0], x[1], x[2], 2, 1.0));
         assert!(error.unwrap_err().to_string().contains("dropout is 1"));
+        let error =
+            on_tape(&[&[1, 3, 4][..]; 3], |tape, x| tape.block_causal_attention(x[0], x[1], x[2], 2, 0, 0.0));
+        assert!(error.unwrap_err().to_string().contains("at least one position"));
     }
 }

@@ -27,28 +27,37 @@ type Layers = [[Tensor; 2]; 3];
 
 impl Tape {
     /// Causal multi-head attention of x to itself, with dropout on the attention weights: x [B, T, D], and weight [D, D] and bias `[D]` of queries,
-    /// keys and values -> [B, T, D].
+    /// keys and values -> [B, T, D]. Positions come in blocks of `block`, as in [`block_causal_attention`](Tape::block_causal_attention); 1 where each
+    /// sees none after it.
     pub fn causal_self_attention(
         &mut self,
         x: Tensor,
         [query, key, value]: [[Tensor; 2]; 3],
         heads: usize,
+        block: usize,
         dropout: f32,
     ) -> Result<Tensor> {
         let layers = [key, query, value];
         if let Backend::Cuda(gpu) = self.backend()
-            && let Some(setup) = self.packable(x, &layers, heads, dropout)
+            && let Some(setup) = self.packable(x, &layers, heads, block, dropout)
         {
             return self.gpu_self_attention(&gpu, x, layers, setup);
         }
         // Invalid input takes this path too: the single ops report the error.
         let [q, k, v] =
             [query, key, value].map(|[weight, bias]| self.linear(x, weight, Some(bias), Activation::None));
-        self.causal_attention(q?, k?, v?, heads, dropout)
+        self.block_causal_attention(q?, k?, v?, heads, block, dropout)
     }
 
     /// The shapes, if the kernels take them and all is well; the draw of the masks is still to be chosen.
-    fn packable(&self, x: Tensor, layers: &Layers, heads: usize, dropout: f32) -> Option<Setup> {
+    fn packable(
+        &self,
+        x: Tensor,
+        layers: &Layers,
+        heads: usize,
+        block: usize,
+        dropout: f32,
+    ) -> Option<Setup> {
         let &[batch, time, width] = x.dims() else { return None };
         let fits = |[weight, bias]: &[Tensor; 2]| {
             weight.dims() == [width, width]
@@ -56,9 +65,11 @@ impl Tape {
                 && self.check_f32("self-attention", &[x, *weight]).is_ok()
                 && self.check_exact("self-attention", &[*bias]).is_ok()
         };
-        let setup = Setup { batch, time, width, heads, causal: true, dropout, site: self.key.site(0) };
-        let valid = heads > 0 && width % heads == 0 && !x.shape().is_empty() && (0.0..1.0).contains(&dropout);
-        (valid && setup.is_flash(self.float()) && layers.iter().all(fits)).then_some(setup)
+        let block = block.min(time);
+        let setup = Setup { batch, time, width, heads, block, dropout, site: self.key.site(0) };
+        let valid = heads > 0 && width % heads == 0 && block > 0 && (0.0..1.0).contains(&dropout);
+        (valid && !x.shape().is_empty() && setup.is_flash(self.float()) && layers.iter().all(fits))
+            .then_some(setup)
     }
 
     fn gpu_self_attention(
@@ -209,9 +220,13 @@ impl SelfAttention {
 mod tests {
     use crate::testing::check_gradients;
 
+    /// What inputs are scaled by: scores about as far apart as in training. A sharper softmax turns rounded queries and keys into other weights.
+    const SMALL: f32 = 0.25;
+
     #[test]
     fn gradients() {
-        for (batch, time, width, heads) in [(2, 5, 6, 3), (2, 70, 64, 1), (1, 130, 128, 2)] {
+        let shapes = [(2, 5, 6, 3, 1), (2, 70, 64, 1, 1), (1, 130, 128, 2, 1), (1, 136, 128, 2, 17)];
+        for (batch, time, width, heads, block) in shapes {
             let (x, weight, bias): (&[usize], &[usize], &[usize]) =
                 (&[batch, time, width], &[width, width], &[width]);
             let dims = [x, weight, bias, weight, bias, weight];
@@ -219,13 +234,16 @@ mod tests {
                 // Keys share a bias with others: alone it has no gradient, since softmax cancels what it adds to a row of scores.
                 check_gradients(&dims, |tape, x| {
                     let [key, query, value] = [[x[1], x[2]], [x[3], x[4]], [x[5], x[2]]];
-                    tape.causal_self_attention(x[0], [query, key, value], heads, dropout)
+                    let input = tape.affine(x[0], SMALL, 0.0)?;
+                    tape.causal_self_attention(input, [query, key, value], heads, block, dropout)
                 });
                 // Weights in another order; some of them, and x, used twice.
                 check_gradients(&dims, |tape, x| {
                     let [query, key, value] = [[x[1], x[2]], [x[5], x[2]], [x[3], x[4]]];
-                    let y = tape.causal_self_attention(x[0], [query, key, value], heads, dropout)?;
-                    let z = tape.causal_self_attention(x[0], [query, query, value], heads, dropout)?;
+                    let input = tape.affine(x[0], SMALL, 0.0)?;
+                    let y = tape.causal_self_attention(input, [query, key, value], heads, block, dropout)?;
+                    let z =
+                        tape.causal_self_attention(input, [query, query, value], heads, block, dropout)?;
                     tape.add(y, z)
                 });
             }

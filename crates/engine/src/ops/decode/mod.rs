@@ -128,6 +128,7 @@ impl Tape {
             && takes_shapes(width, cache.head_width, hidden)
             && x.dims() == [cache.batch, 1, width]
             && cache.batch > 0
+            && cache.block == 1
             && block.is_of(width, hidden)
             && layer < cache.layers
             && at < cache.capacity

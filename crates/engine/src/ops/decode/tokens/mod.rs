@@ -142,6 +142,7 @@ impl Tape {
             && cache.heads == HEADS
             && cache.head_width == HEAD
             && cache.batch > 0
+            && cache.block == 1
             && end <= cache.capacity
             && blocks.iter().all(|block| block.is_of(WIDTH, HIDDEN) && block.epsilon == blocks[0].epsilon);
         if fits { self.stacked(blocks) } else { None }

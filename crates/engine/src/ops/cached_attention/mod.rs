@@ -1,11 +1,14 @@
-//! Attention of new tokens to cached keys and values: how a transformer decodes one token at a time.
+//! Attention of new tokens to cached keys and values: how a transformer decodes one token, or one block of tokens, at a time.
 
-use super::attention::softmax;
+#[cfg(test)]
+mod tests;
+
+use super::attention::{FLASH_HEAD, softmax};
 use crate::backend::Backend;
 use crate::cpu::{self, multiversion};
 use crate::cuda::{Gpu, Grid, View, kernels};
 use crate::memory::Block;
-use crate::{Buffer, Device, Error, Result, Tape, Tensor};
+use crate::{Buffer, DType, Device, Error, Result, Tape, Tensor};
 
 /// Keys and values of the tokens a transformer has seen, for every layer, so that a new token costs one pass over it alone. It does not count
 /// positions: whoever decodes says where new tokens go, so that a step captured for one position stays that step.
@@ -19,6 +22,8 @@ pub struct KvCache {
     pub(super) heads: usize,
     pub(super) head_width: usize,
     pub(super) capacity: usize,
+    /// Positions per block: a token sees the positions up to the end of its block.
+    pub(super) block: usize,
 }
 
 impl KvCache {
@@ -39,7 +44,29 @@ impl KvCache {
             heads,
             head_width,
             capacity,
+            block: 1,
         })
+    }
+
+    /// The same for [`block_causal_attention`](Tape::block_causal_attention): new tokens come in whole blocks of `block` positions.
+    pub fn in_blocks(self, block: usize) -> KvCache {
+        KvCache { block: block.max(1), ..self }
+    }
+
+    /// Positions seen by a token at `position`.
+    fn reach(&self, position: usize) -> usize {
+        (position / self.block + 1) * self.block
+    }
+
+    /// Refuses new tokens that are not whole blocks.
+    fn check_blocks(&self, at: usize, tokens: usize) -> Result<()> {
+        for (name, count) in [("the first new position", at), ("the number of new tokens", tokens)] {
+            if !count.is_multiple_of(self.block) {
+                let rule = "a multiple of the cache's block";
+                return Err(Error::BadArgument { op: OP, name, value: count as f64, rule });
+            }
+        }
+        Ok(())
     }
 
     /// Elements of one layer's keys, and of its values.
@@ -62,7 +89,7 @@ impl KvCache {
     }
 
     /// The weights with which queries [B, n, D] at positions `at` to `at + n` attend to the keys of one layer, which are those that
-    /// [`cached_attention`](Tape::cached_attention) has put there -> [B, heads, n, at + n], 0 for positions after the query's own. For looking
+    /// [`cached_attention`](Tape::cached_attention) has put there -> [B, heads, n, at + n], 0 for positions it does not see. For looking
     /// at: computed on the host, whatever the device.
     pub fn attention_weights(&self, layer: usize, queries: &[f32], at: usize) -> Result<Vec<f32>> {
         let KvCache { batch, heads, head_width: d, capacity, .. } = *self;
@@ -76,6 +103,7 @@ impl KvCache {
         if end > capacity {
             return Err(Error::RangeOutOfBounds { op: OP, start: at, end, limit: capacity });
         }
+        self.check_blocks(at, tokens)?;
         let stored = self.keys.read_range::<f32>(start, start + self.layer_len())?;
         // (position, channel) of a head's keys lies at position * steps.0 + channel * steps.1.
         let steps = if self.keys.device().is_gpu() { (d, 1) } else { (1, capacity) };
@@ -85,7 +113,7 @@ impl KvCache {
             let keys = &stored[i * d * capacity..(i + 1) * d * capacity];
             for (token, row) in rows.chunks_exact_mut(end).enumerate() {
                 let query = &queries[(image * tokens + token) * width + head * d..][..d];
-                let seen = &mut row[..at + token + 1];
+                let seen = &mut row[..self.reach(at + token)];
                 for (position, score) in seen.iter_mut().enumerate() {
                     let key = |c: usize| keys[position * steps.0 + c * steps.1];
                     *score = query.iter().enumerate().map(|(c, q)| q * key(c)).sum();
@@ -100,8 +128,8 @@ impl KvCache {
 const OP: &str = "cached attention";
 
 impl Tape {
-    /// Causal attention of new tokens to the first `at` positions of the cache and to each other, without gradient: q, k, v [B, n, D] -> [B, n, D].
-    /// Writes k and v into the cache, from position `at` on.
+    /// Causal attention of new tokens to the first `at` positions of the cache and to each other, block-causal in a cache of blocks, without gradient:
+    /// q, k, v [B, n, D] -> [B, n, D]. Writes k and v into the cache, from position `at` on.
     pub fn cached_attention(
         &mut self,
         q: Tensor,
@@ -128,6 +156,7 @@ impl Tape {
         if end > limit {
             return Err(Error::RangeOutOfBounds { op: OP, start: at, end, limit });
         }
+        cache.check_blocks(at, tokens)?;
         let start = cache.start(layer)?;
         let mut out = self.alloc(q.len(), self.float())?;
         let place = Place { cache, start, at, tokens };
@@ -176,7 +205,7 @@ impl Tape {
             let (image, head) = (i / heads, i % heads);
             for (token, out) in part.chunks_exact_mut(d).enumerate() {
                 let query = &qv[(image * tokens + token) * width + head * d..][..d];
-                let scores = &mut scores[..past + token + 1];
+                let scores = &mut scores[..cache.reach(past + token)];
                 score(query, &kv[i * d * capacity..], capacity, scores);
                 softmax(scores, 1.0 / (d as f32).sqrt());
                 blend(scores, &vv[i * capacity * d..], out);
@@ -210,6 +239,17 @@ impl Tape {
         let (n, k, v) = (q.len(), self.view(k), self.view(v));
         let grid = Grid::elements(gpu, n);
         kernels::cache_append(gpu, grid, keys, values, k, v, tokens, heads, d, capacity, past, n)?;
+        let (block, scale) = (cache.block, 1.0 / (d as f32).sqrt());
+        if block > 1 && dtype == DType::BF16 && d == FLASH_HEAD {
+            let q = self.gpu_operand(gpu, q, dtype)?;
+            let grid = Grid { blocks: (batch * heads, tokens.div_ceil(BLOCK_ROWS)), threads: 128, shared: 0 };
+            let (out, keys, values) = (out.at(), keys.at, values.at);
+            kernels::block_attention(
+                gpu, grid, out, q.at, keys, values, tokens, heads, capacity, past, block, scale,
+            )?;
+            self.release(q);
+            return Ok(());
+        }
         kernels::cache_attention(
             gpu,
             // Whole vectors of shared memory: the compiler reads weights four at a time.
@@ -227,10 +267,14 @@ impl Tape {
             d,
             capacity,
             past,
-            1.0 / (d as f32).sqrt(),
+            block,
+            scale,
         )
     }
 }
+
+/// Query rows of a block of threads, as the kernel has them.
+const BLOCK_ROWS: usize = 32;
 
 /// Where new tokens go: positions `at` to `at + tokens` of one layer's keys and values.
 struct Place<'a> {
@@ -273,122 +317,5 @@ multiversion! {
                 *o += w * v;
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::values;
-    use crate::{Key, Stepper};
-
-    /// Appending tokens in any portions gives what attention over the whole sequence gives.
-    #[test]
-    fn any_portions_equal_the_whole_sequence() -> Result<()> {
-        let (batch, time, heads, d) = (3, 23, 2, 6);
-        let width = heads * d;
-        let device = Device::under_test(2)?;
-        let inputs = ["q", "k", "v"].map(|name| device.buffer::<f32>(name, [batch, time, width]).unwrap());
-        for (i, input) in inputs.iter().enumerate() {
-            input.write(&values(batch * time * width, i))?;
-        }
-        let mut stepper = Stepper::new(&device, Key::new(0, 0));
-        let whole = stepper.run(|tape| -> Result<Vec<f32>> {
-            let [q, k, v] = [tape.buffer(&inputs[0])?, tape.buffer(&inputs[1])?, tape.buffer(&inputs[2])?];
-            let out = tape.causal_attention(q, k, v, heads, 0.0)?;
-            tape.read(out)
-        })?;
-        for portions in [vec![23], vec![1; 23], vec![5, 1, 16, 1]] {
-            let cache = KvCache::new(&device, 2, batch, heads, d, time)?;
-            let mut start = 0;
-            for tokens in portions {
-                let part = stepper.run(|tape| -> Result<Vec<f32>> {
-                    let mut qkv = [0, 1, 2].map(|i| tape.buffer(&inputs[i]));
-                    for x in &mut qkv {
-                        *x = x.clone().and_then(|x| tape.slice(x, 1, start, start + tokens));
-                    }
-                    let [q, k, v] = qkv;
-                    let out = tape.cached_attention(q?, k?, v?, &cache, 1, start)?;
-                    tape.read(out)
-                })?;
-                for (i, got) in part.chunks_exact(width).enumerate() {
-                    let at = (i / tokens * time + start + i % tokens) * width;
-                    for (g, w) in got.iter().zip(&whole[at..]) {
-                        assert!((g - w).abs() < 1e-5, "{g} against {w}");
-                    }
-                }
-                start += tokens;
-            }
-        }
-        Ok(())
-    }
-
-    /// The weights that can be looked at are those that the op blends values with.
-    #[test]
-    fn weights_times_values_are_the_result() -> Result<()> {
-        let (batch, time, heads, d, at) = (2, 9, 3, 4, 5);
-        let width = heads * d;
-        let device = Device::under_test(2)?;
-        let cache = KvCache::new(&device, 1, batch, heads, d, time)?;
-        let inputs = ["q", "k", "v"].map(|name| device.buffer::<f32>(name, [batch, time, width]).unwrap());
-        for (i, input) in inputs.iter().enumerate() {
-            input.write(&values(batch * time * width, i))?;
-        }
-        let mut stepper = Stepper::new(&device, Key::new(0, 0));
-        let mut portion = |from: usize, to: usize| {
-            stepper.infer(|tape| -> Result<[Vec<f32>; 3]> {
-                let mut part = |i: usize| {
-                    let x = tape.buffer(&inputs[i])?;
-                    tape.slice(x, 1, from, to)
-                };
-                let (q, k, v) = (part(0)?, part(1)?, part(2)?);
-                let out = tape.cached_attention(q, k, v, &cache, 0, from)?;
-                Ok([tape.read(q)?, tape.read(v)?, tape.read(out)?])
-            })
-        };
-        let before = portion(0, at)?;
-        let [queries, after, out] = portion(at, time)?;
-        let weights = cache.attention_weights(0, &queries, at)?;
-        let tokens = time - at;
-        assert_eq!(weights.len(), batch * heads * tokens * time);
-        for (row, weights) in weights.chunks_exact(time).enumerate() {
-            let (image, head, token) = (row / (heads * tokens), row / tokens % heads, row % tokens);
-            assert!((weights.iter().sum::<f32>() - 1.0).abs() < 1e-5);
-            assert!(weights[at + token + 1..].iter().all(|w| *w == 0.0) && weights[at + token] > 0.0);
-            for c in head * d..(head + 1) * d {
-                let value = |position: usize| match position < at {
-                    true => before[1][(image * at + position) * width + c],
-                    false => after[(image * tokens + position - at) * width + c],
-                };
-                let sum: f32 = weights.iter().enumerate().map(|(p, w)| w * value(p)).sum();
-                let got = out[(image * tokens + token) * width + c];
-                let limit = if device.float_size() == 2 { 2e-2 } else { 1e-5 };
-                assert!((sum - got).abs() < limit, "{sum} for {got}");
-            }
-        }
-        assert!(cache.attention_weights(1, &queries, at).is_err());
-        assert!(cache.attention_weights(0, &queries, at + 1).is_err());
-        assert!(cache.attention_weights(0, &queries[1..], at).is_err());
-        Ok(())
-    }
-
-    #[test]
-    fn a_full_cache_and_a_missing_layer_are_errors() -> Result<()> {
-        let device = Device::under_test(1)?;
-        let input = device.buffer::<f32>("x", [1, 3, 4])?;
-        let cache = KvCache::new(&device, 1, 1, 2, 2, 4)?;
-        let mut stepper = Stepper::new(&device, Key::new(0, 0));
-        let mut run = |layer, at| {
-            stepper
-                .run(|tape| {
-                    let x = tape.buffer(&input)?;
-                    tape.cached_attention(x, x, x, &cache, layer, at).map(|_| ())
-                })
-                .unwrap_err()
-        };
-        assert_eq!(run(0, 2).to_string(), "cached attention: range 2..5 is outside 0..4");
-        assert!(matches!(run(0, usize::MAX), Error::RangeOutOfBounds { .. }));
-        assert!(matches!(run(1, 0), Error::IndexOutOfRange { limit: 1, .. }));
-        Ok(())
     }
 }

@@ -1,0 +1,257 @@
+//! World models that predict whole frames, and tokenizers without a codebook.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use agent::train::{Learner, TokenizerObjective, WorldModelObjective};
+use agent::{
+    Action, Agent, AgentConfig, Asked, Dream, Read, Sees, Tokenizer, TokenizerConfig, TokenizerKind,
+    WorldModel, WorldModelKind,
+};
+use engine::{Adam, Device, Key, Result, Rng, Stepper};
+
+#[path = "common/small.rs"]
+mod small;
+
+use small::small;
+
+const K: usize = 16;
+const STEPS: usize = 5;
+
+/// The small agent as one of this family: four patches of 2x2 tokens.
+fn frame() -> AgentConfig {
+    let mut config = small();
+    let (t, w, p) = (&mut config.tokenizer, &mut config.world_model, &mut config.actor_critic);
+    (t.kind, t.vocabulary, t.embedding) = (TokenizerKind::Fsq, 8, 3);
+    (t.residual_blocks, t.attention_sizes) = (0, vec![]);
+    (w.kind, w.patch, w.context, w.steps) = (WorldModelKind::Frame, 2, 2, STEPS);
+    (p.sees, p.previous_action) = (Sees::Codes, true);
+    config
+}
+
+/// Tokens [steps, K] and actions.
+fn sequence(seed: u32, steps: usize) -> (Vec<i32>, Vec<i32>) {
+    let mut rng = Rng::new(Key::new(7, seed));
+    let tokens = (0..steps * K).map(|_| rng.below(8) as i32).collect();
+    (tokens, (0..steps).map(|_| rng.below(5) as i32).collect())
+}
+
+/// Logits of all frames but the first, in the order of tokens, and those of the rewards.
+fn predict(device: &Device, agent: &Agent, tokens: &[i32], actions: &[i32]) -> Result<[Vec<f32>; 2]> {
+    let steps = actions.len();
+    let inputs =
+        [device.buffer::<i32>("tokens", [1, steps, K])?, device.buffer::<i32>("actions", [1, steps])?];
+    inputs[0].write(tokens)?;
+    inputs[1].write(actions)?;
+    let [logits, rewards] = Stepper::new(device, Key::new(0, 0)).infer(|tape| -> Result<[Vec<f32>; 2]> {
+        let (tokens, actions) = (tape.buffer(&inputs[0])?, tape.buffer(&inputs[1])?);
+        let output = agent.world_model.forward(tape, tokens, actions, false)?;
+        Ok([tape.read(output.observations)?, tape.read(output.rewards)?])
+    })?;
+    let places = (K..steps * K).map(|n| agent.world_model.prediction_of(n / K, n % K));
+    Ok([places.flat_map(|place| logits[place * 8..(place + 1) * 8].to_vec()).collect(), rewards])
+}
+
+fn tolerance(device: &Device) -> f32 {
+    if device.float_size() == 2 { 0.1 } else { 1e-4 }
+}
+
+fn assert_close(got: &[f32], expected: &[f32], limit: f32) {
+    assert_eq!(got.len(), expected.len());
+    let worst = got.iter().zip(expected).map(|(g, e)| (g - e).abs()).fold(0f32, f32::max);
+    assert!(worst < limit, "{worst}");
+}
+
+/// A prediction depends on the step before its frame, and on nothing after that.
+#[test]
+fn a_frame_is_predicted_from_all_of_the_step_before_it() -> Result<()> {
+    let device = Device::under_test(1)?;
+    let agent = Agent::new(&device, &frame(), 1)?;
+    let (tokens, actions) = sequence(0, STEPS);
+    let [before, rewards] = predict(&device, &agent, &tokens, &actions)?;
+    assert_eq!(before.len(), (STEPS - 1) * K * 8);
+    let changed = |[logits, outputs]: [Vec<f32>; 2]| {
+        let apart = |a: &[f32], b: &[f32]| a.iter().zip(b).any(|(a, b)| a != b);
+        let frames: Vec<bool> =
+            logits.chunks(K * 8).zip(before.chunks(K * 8)).map(|(a, b)| apart(a, b)).collect();
+        let every_token = logits.chunks(8).zip(before.chunks(8)).filter(|(a, b)| apart(a, b)).count();
+        let rewards: Vec<bool> = outputs.chunks(3).zip(rewards.chunks(3)).map(|(a, b)| apart(a, b)).collect();
+        (frames, every_token, rewards)
+    };
+    let mut other = tokens.clone();
+    other[2 * K + 13] ^= 1;
+    let (frames, tokens_changed, outputs) = changed(predict(&device, &agent, &other, &actions)?);
+    assert_eq!(frames, [false, false, true, true]);
+    assert_eq!(tokens_changed, 2 * K);
+    assert_eq!(outputs, [false, false, true, true, true]);
+    let mut other = actions.clone();
+    other[3] = (other[3] + 1) % 5;
+    let (frames, tokens_changed, outputs) = changed(predict(&device, &agent, &tokens, &other)?);
+    assert_eq!(frames, [false, false, false, true]);
+    assert_eq!(tokens_changed, K);
+    assert_eq!(outputs, [false, false, false, true, true]);
+    Ok(())
+}
+
+/// A dream's first step says what the whole sequence before it says, of a row with all of the context and of one without.
+#[test]
+fn dreams_begin_after_their_context() -> Result<()> {
+    let device = Device::under_test(1)?;
+    let agent = Agent::new(&device, &frame(), 2)?;
+    let (tokens, actions) = sequence(1, 4);
+    let rows = [tokens[..3 * K].to_vec(), tokens[..K].to_vec()];
+    let given: Vec<Vec<usize>> = vec![actions[..2].iter().map(|a| *a as usize).collect(), vec![]];
+    let mut dream = Dream::from_tokens(&device, &agent, &rows, &given, 2, Key::new(1, 1))?;
+    let asked = Asked { logits: true, attention: false };
+    let moments = dream.step(&agent, Action::Given(&[actions[2] as usize; 2]), asked)?;
+    let still = [&tokens[..K], &tokens[..K], &tokens[..K], &tokens[..K]].concat();
+    let expected = [
+        predict(&device, &agent, &tokens, &actions)?,
+        predict(&device, &agent, &still, &[0, 0, actions[2], 0])?,
+    ];
+    for (moment, [logits, rewards]) in moments.iter().zip(&expected) {
+        let found = moment.logits.as_ref().unwrap();
+        assert_close(&found.tokens, &logits[2 * K * 8..], tolerance(&device));
+        assert_close(&found.rewards, &rewards[2 * 3..3 * 3], tolerance(&device));
+    }
+    // What was drawn becomes part of what the next step depends on.
+    let next = &moments[0].next.as_ref().unwrap().tokens;
+    let later = dream.step(&agent, Action::Given(&[1, 1]), asked)?;
+    let tokens = [&tokens[..3 * K], next, next].concat();
+    let [logits, _] = predict(&device, &agent, &tokens, &[actions[0], actions[1], actions[2], 1, 0])?;
+    assert_close(&later[0].logits.as_ref().unwrap().tokens, &logits[3 * K * 8..], tolerance(&device));
+    Ok(())
+}
+
+/// When the window is full, the newest half of the steps is read again.
+#[test]
+fn a_long_dream_goes_on_from_its_newest_steps() -> Result<()> {
+    let device = Device::under_test(1)?;
+    let agent = Agent::new(&device, &frame(), 3)?;
+    let (tokens, _) = sequence(2, 1);
+    let mut dream = Dream::from_tokens(&device, &agent, &[tokens], &[], 2, Key::new(1, 1))?;
+    let mut frames = vec![dream.look(&agent)?.remove(0).tokens];
+    let mut actions = Vec::new();
+    for step in 0..9 {
+        let remembered = dream.remembered();
+        let before = dream.snapshot(&agent)?;
+        let asked = Asked { logits: true, attention: false };
+        let moment = dream.step(&agent, Action::Policy { temperature: 1.0 }, asked)?.remove(0);
+        let kept = dream.remembered() - 1;
+        actions.push(moment.action as i32);
+        // The context is forgotten with the first steps.
+        if (kept < remembered || step >= 3) && kept + 2 <= STEPS {
+            let mut seen = frames[frames.len() - 1 - kept..].concat();
+            seen.extend(vec![0; K]);
+            let mut done = actions[actions.len() - 1 - kept..].to_vec();
+            done.push(0);
+            let [logits, _] = predict(&device, &agent, &seen, &done)?;
+            let found = &moment.logits.as_ref().unwrap().tokens;
+            assert_close(found, &logits[kept * K * 8..], tolerance(&device));
+        }
+        dream.put_back(&before)?;
+        let again = dream.step(&agent, Action::Policy { temperature: 1.0 }, asked)?.remove(0);
+        assert!(again == moment, "step {step}");
+        frames.push(moment.next.unwrap().tokens);
+    }
+    Ok(())
+}
+
+#[test]
+fn recorded_steps_are_expected_and_attention_is_refused() -> Result<()> {
+    let device = Device::under_test(1)?;
+    let agent = Agent::new(&device, &frame(), 4)?;
+    let (tokens, actions) = sequence(3, 3);
+    let actions: Vec<usize> = actions.iter().map(|a| *a as usize).collect();
+    let read = Read { tokens: &tokens, actions: &actions };
+    let expected = read.expectations(&device, &agent)?;
+    assert_eq!((expected.len(), expected[0].probabilities.len()), (2, K));
+    let given: Vec<i32> = actions.iter().map(|a| *a as i32).collect();
+    let [logits, _] = predict(&device, &agent, &tokens, &given)?;
+    let line = &logits[(K + 5) * 8..(K + 6) * 8];
+    let total: f32 = line.iter().map(|l| l.exp()).sum();
+    assert!((expected[1].probabilities[5] - line[tokens[2 * K + 5] as usize].exp() / total).abs() < 1e-3);
+    let refused = read.attention(&device, &agent).unwrap_err().to_string();
+    assert!(refused.contains("kind \"token\""), "{refused}");
+    let mut dream = Dream::from_tokens(&device, &agent, &[tokens[..K].to_vec()], &[], 0, Key::new(0, 0))?;
+    let asked = Asked { logits: false, attention: true };
+    assert!(dream.step(&agent, Action::Given(&[0]), asked).is_err());
+    Ok(())
+}
+
+/// A square that the actions move: after training, every frame but the first is predicted.
+#[test]
+fn a_world_model_learns_what_actions_do() -> Result<()> {
+    let device = Device::under_test(2)?;
+    let mut config = frame();
+    config.actions = 3;
+    let w = &mut config.world_model;
+    (w.layers, w.init_std, w.steps) = (2, 0.1, 4);
+    (w.embedding_dropout, w.attention_dropout, w.residual_dropout) = (0.0, 0.0, 0.0);
+    let model = WorldModel::new(&device, &config.world_model, &config.tokenizer, 3, 0)?;
+    let (batch, steps) = (16, 4);
+    let objective = WorldModelObjective::new(&device, &config, batch)?;
+    objective.mask.write(&vec![1; batch * steps])?;
+    objective.ends.write(&vec![0; batch * steps])?;
+    let mut learner = Learner::new(&device, objective, Adam::default(), 5e-3)?;
+    let mut rng = Rng::new(Key::new(0, 0));
+    let mut losses = Vec::new();
+    for update in 0..360 {
+        let (mut tokens, mut actions, mut rewards) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..batch {
+            let (mut place, background) = (rng.below(K as u32), rng.below(2) as i32);
+            for _ in 0..steps {
+                tokens.extend((0..K as u32).map(|k| if k == place { 7 } else { background }));
+                let action = rng.below(3);
+                place = (place + action + K as u32 - 1) % K as u32;
+                actions.push(action as i32);
+                rewards.push(1 + i32::from(place == 3));
+            }
+        }
+        learner.objective.tokens.write(&tokens)?;
+        learner.objective.actions.write(&actions)?;
+        learner.objective.rewards.write(&rewards)?;
+        learner.update(&model)?;
+        if update % 60 == 59 {
+            losses.push(learner.take_losses()?);
+        }
+    }
+    let loss = |part: &[(&str, f32)], name: &str| part.iter().find(|(n, _)| n.ends_with(name)).unwrap().1;
+    let (first, last) = (&losses[0], &losses[5]);
+    assert!(
+        loss(last, "loss_obs") < 0.1 && loss(last, "loss_obs") < 0.3 * loss(first, "loss_obs"),
+        "{losses:?}"
+    );
+    assert!(loss(last, "loss_rewards") < 0.2, "{losses:?}");
+    Ok(())
+}
+
+/// Two squares of different colours anywhere: the loss falls to a part of what one picture for all frames costs.
+#[test]
+fn a_tokenizer_without_a_codebook_learns() -> Result<()> {
+    let device = Device::under_test(2)?;
+    let config = TokenizerConfig { channels: 16, ..frame().tokenizer };
+    let tokenizer = Tokenizer::new(&device, &config, 0)?;
+    let objective = TokenizerObjective::new(&device, &config, 32, None, 5.0)?;
+    let mut learner = Learner::new(&device, objective, Adam::default(), 3e-3)?;
+    let mut rng = Rng::new(Key::new(0, 0));
+    let mut losses = Vec::new();
+    for update in 0..200 {
+        let mut frames = vec![40u8; 32 * 192];
+        for frame in frames.chunks_exact_mut(192) {
+            for colour in [[250, 60, 20], [20, 200, 240]] {
+                let (top, left) = (rng.below(7) as usize, rng.below(7) as usize);
+                for (y, x) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                    frame[((top + y) * 8 + left + x) * 3..][..3].copy_from_slice(&colour);
+                }
+            }
+        }
+        learner.objective.frames.write(&frames)?;
+        learner.update(&tokenizer)?;
+        if update % 50 == 49 {
+            losses.push(learner.take_losses()?);
+        }
+    }
+    assert!(losses[0].iter().all(|(name, _)| !name.contains("commitment")));
+    let total = |part: usize| losses[part][0].1;
+    assert!(total(3) < 0.5 * total(0), "{losses:?}");
+    Ok(())
+}
