@@ -331,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) flash_gradient_keys(u16* dk
     Head h = head_of(time, heads, stride);
     u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     u32 tile = blockIdx.y, first = tile * SIDE, row = first + 16 * warp + g, stage = 0, begin = first_query(first, block) / SIDE * SIDE;
-    u32 earliest[2] = {first_query(row, block), first_query(row + 8, block)}, latest = first_query(first + SIDE - 1, block);
+    u32 latest = first_query(first + SIDE - 1, block);
     float keep = 1.0f / (1.0f - rate), steep = scale * LOG2_E;
     normaliser += h.first_row;
     inner += h.first_row;
@@ -360,6 +360,16 @@ extern "C" __global__ void __launch_bounds__(128, 3) flash_gradient_keys(u16* dk
             float s[4][4], dp[4][4];
             times_rows(s, key_rows, queries[stage] + 32 * half * PITCH, lane);
             times_rows(dp, value_rows, gradients[stage] + 32 * half * PITCH, lane);
+            if (start < latest) {
+                u32 earliest[2] = {first_query(row, block), first_query(row + 8, block)};
+#pragma unroll
+                for (int n = 0; n < 4; n++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        u32 i = start + 32 * half + 8 * n + 2 * t + (e & 1);
+                        if (i < earliest[e >> 1]) s[n][e] = -__int_as_float(0x7f800000);
+                    }
+            }
 #pragma unroll
             for (int n = 0; n < 4; n++) {
                 u32 at = 32 * half + 8 * n + 2 * t;
@@ -372,7 +382,6 @@ extern "C" __global__ void __launch_bounds__(128, 3) flash_gradient_keys(u16* dk
                     for (int r = 0; r < 2; r++) {
                         float& score = s[n][2 * r + e];
                         float& slope = dp[n][2 * r + e];
-                        if (start < latest && start + at + e < earliest[r]) score = -__int_as_float(0x7f800000);
                         float w = power(score * steep - (e ? norm.y : norm.x));
                         bool mine = mask & 1u << 8 * r;
                         slope = w * ((mine ? slope : 0.0f) * keep - (e ? sum.y : sum.x));
