@@ -10,6 +10,8 @@ use crate::webdriver::{Browser, key};
 
 /// Of a picture.
 const MOST_BYTES: usize = 150_000;
+/// Steps of the game that is played.
+const PLAYED: usize = 17;
 /// Pixels of the longest page, and of a phone's, where the rest is a list of settings.
 const MOST_HEIGHT: u64 = 2400;
 const PHONE_HEIGHT: u64 = 1150;
@@ -36,13 +38,13 @@ fn screenshots() {
         let script = "[...document.querySelectorAll('#screen button')].find((button) => button.textContent.startsWith(arguments[0])).click()";
         browser.run_with(script, json!([text]));
     };
-    // Lets the policy play for a while.
+    // Steps of the policy, always the same ones.
     let play = || {
         browser.wait(&format!("{STEP} === 0"));
-        browser.press(&['.']);
-        browser.wait(&format!("{STEP} >= 10"));
-        browser.press(&['.']);
-        browser.wait("document.querySelector('.controls .primary').textContent.startsWith('Play')");
+        for step in 1..=PLAYED {
+            browser.press(&['e']);
+            browser.wait(&format!("{STEP} === {step}"));
+        }
     };
     let charts = || {
         drop(browser.wait("document.querySelectorAll('.u-over').length >= Math.min(2, document.querySelectorAll('.chart').length)"))
