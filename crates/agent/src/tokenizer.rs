@@ -19,11 +19,11 @@ pub struct Tokenizer {
 enum Family {
     /// The paper's.
     Vq {
-        encoder: Encoder,
+        encoder: Box<Encoder>,
         pre_quant: Linear,
         codebook: Param,
         post_quant: Linear,
-        decoder: Decoder,
+        decoder: Box<Decoder>,
     },
     Fsq {
         encoder: plain::Encoder,
@@ -83,7 +83,7 @@ impl Family {
     fn vq(b: &mut Builder, config: &TokenizerConfig) -> Result<Family> {
         let (channels, embedding) = (config.channels, config.embedding);
         Ok(Family::Vq {
-            encoder: b.within("encoder", |b| Encoder::new(b, config))?,
+            encoder: Box::new(b.within("encoder", |b| Encoder::new(b, config))?),
             pre_quant: b.conv1x1("pre_quant_conv", embedding, embedding)?,
             codebook: b.embedding(
                 "embedding",
@@ -92,7 +92,7 @@ impl Family {
                 Init::Uniform(1.0 / config.vocabulary as f32),
             )?,
             post_quant: b.conv1x1("post_quant_conv", embedding, embedding)?,
-            decoder: b.within("decoder", |b| Decoder::new(b, config, channels))?,
+            decoder: Box::new(b.within("decoder", |b| Decoder::new(b, config, channels))?),
         })
     }
 }

@@ -67,10 +67,10 @@ fn a_run_with_every_option_is_continued_to_the_same_bits_and_looked_at() {
 fn values_that_no_run_can_have_are_refused() {
     let scratch = Scratch::new("no-options");
     for (setting, answer) in [
-        ("agent.actor_critic.sees=pixels", "agent.actor_critic.sees"),
+        ("agent.actor_critic.sees=pixels", "expected `frames` or `codes`"),
         ("agent.actor_critic.channels=[]", "but needs at least one"),
-        ("replay.sampling=luck", "replay.sampling"),
-        ("agent.actor_critic.values=bins", "agent.actor_critic.values"),
+        ("replay.sampling=luck", "expected `episodes` or `steps`"),
+        ("agent.actor_critic.values=bins", "expected `mse` or `symlog-bins`"),
     ] {
         let refused = train(&scratch.0.join("run"), &[setting]);
         let said = stderr(&refused);
