@@ -16,14 +16,15 @@ pub struct Tokenizer {
 }
 
 /// What differs between the kinds.
+#[expect(clippy::large_enum_variant, reason = "an agent has one")]
 enum Family {
     /// The paper's.
     Vq {
-        encoder: Box<Encoder>,
+        encoder: Encoder,
         pre_quant: Linear,
         codebook: Param,
         post_quant: Linear,
-        decoder: Box<Decoder>,
+        decoder: Decoder,
     },
     Fsq {
         encoder: plain::Encoder,
@@ -83,7 +84,7 @@ impl Family {
     fn vq(b: &mut Builder, config: &TokenizerConfig) -> Result<Family> {
         let (channels, embedding) = (config.channels, config.embedding);
         Ok(Family::Vq {
-            encoder: Box::new(b.within("encoder", |b| Encoder::new(b, config))?),
+            encoder: b.within("encoder", |b| Encoder::new(b, config))?,
             pre_quant: b.conv1x1("pre_quant_conv", embedding, embedding)?,
             codebook: b.embedding(
                 "embedding",
@@ -92,7 +93,7 @@ impl Family {
                 Init::Uniform(1.0 / config.vocabulary as f32),
             )?,
             post_quant: b.conv1x1("post_quant_conv", embedding, embedding)?,
-            decoder: Box::new(b.within("decoder", |b| Decoder::new(b, config, channels))?),
+            decoder: b.within("decoder", |b| Decoder::new(b, config, channels))?,
         })
     }
 }
