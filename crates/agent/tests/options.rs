@@ -49,7 +49,7 @@ fn parameters_come_with_the_options_alone() -> Result<()> {
     let paper = names(Sees::Frames, false)?;
     assert!(paper.iter().all(|name| !name.contains("codes") && !name.contains("previous")), "{paper:?}");
     let table = "previous_action.weight".to_string();
-    assert_eq!(names(Sees::Frames, true)?, [&paper[..], &[table.clone()]].concat());
+    assert_eq!(names(Sees::Frames, true)?, [&paper[..], std::slice::from_ref(&table)].concat());
     let codes = names(Sees::Codes, true)?;
     // The first of the channels is the width of the linear layer.
     assert_eq!(codes.iter().filter(|name| name.starts_with("conv")).count(), 2);
