@@ -106,7 +106,9 @@ impl Agent {
     /// Takes over the networks of an agent of the same config, maybe on another device, with the optimisers' state.
     pub(crate) fn copy_from(&self, other: &Agent) -> Result<()> {
         let networks = self.networks(None).into_iter().zip(other.networks(None));
-        networks.into_iter().try_for_each(|((_, to), (_, from))| to.params.copy_from(&from.params))
+        networks.into_iter().try_for_each(|((_, to), (_, from))| to.params.copy_from(&from.params))?;
+        let [to, from] = [self, other].map(|agent| agent.actor_critic.return_range.buffer());
+        to.copy_from(from)
     }
 
     /// What captured steps over its networks depend on.

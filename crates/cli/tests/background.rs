@@ -51,7 +51,10 @@ fn assert_same(expected: &Path, got: &Path) {
 fn a_run_in_the_background_has_the_same_files() {
     let scratch = Scratch::new("background");
     let (whole, run) = (scratch.0.join("whole"), scratch.0.join("run"));
-    for more in [&["evaluation.every=1", "evaluation.losses=true"][..], &["collection.envs=2"]] {
+    for more in [
+        &["evaluation.every=1", "evaluation.losses=true"][..],
+        &["collection.envs=2", "actor_critic.returns.scale=percentiles"],
+    ] {
         [&whole, &run].into_iter().for_each(|folder| drop(std::fs::remove_dir_all(folder)));
         assert!(train(&whole, more).status.success());
         let output = background().args(SMALL).args(more).arg("--out").arg(&run).output().unwrap();
