@@ -22,6 +22,9 @@ struct Sizes {
     sequences: usize,
     dreams: usize,
     horizon: usize,
+    /// Updates of the tokenizer until rounding has changed a token: from then on losses are those of other tokens. PyTorch differs from itself by more
+    /// than 1% from update 23 on, with one thread and with two, at the paper's size.
+    comparable: usize,
 }
 
 fn without_dropout(config: WorldModelConfig) -> WorldModelConfig {
@@ -44,13 +47,13 @@ fn small() -> Sizes {
         ActorCriticConfig { channels: vec![8, 8, 16], hidden: 32, ..ActorCriticConfig::default() };
     let agent =
         AgentConfig { actions: 6, tokenizer, world_model: without_dropout(world_model), actor_critic };
-    Sizes { name: "small", agent, frames: 4, sequences: 8, dreams: 8, horizon: 6 }
+    Sizes { name: "small", agent, frames: 4, sequences: 8, dreams: 8, horizon: 6, comparable: 100 }
 }
 
 fn paper() -> Sizes {
     let world_model = without_dropout(WorldModelConfig::default());
     let agent = AgentConfig { actions: 6, world_model, ..AgentConfig::default() };
-    Sizes { name: "paper", agent, frames: 2, sequences: 2, dreams: 2, horizon: 20 }
+    Sizes { name: "paper", agent, frames: 2, sequences: 2, dreams: 2, horizon: 20, comparable: 20 }
 }
 
 /// Coloured rectangles: u8 [count, size, size, 3]
@@ -74,10 +77,12 @@ fn pictures(golden: &Golden, name: &str, count: usize, size: usize) -> Vec<u8> {
     pixels
 }
 
-/// Makes 100 updates, each with the batch that `fill` writes, and compares every loss. Prints the largest relative difference of each.
+/// Makes 100 updates, each with the batch that `fill` writes, and compares every loss. Prints the largest relative difference of each; that of the first
+/// `comparable` updates must be small.
 fn compare<O: Objective>(
     sizes: &Sizes,
     device: &Device,
+    comparable: usize,
     (objective, model): (O, &O::Model),
     adam: Adam,
     mut fill: impl FnMut(&O, usize) -> Result<()>,
@@ -88,7 +93,7 @@ fn compare<O: Objective>(
     let expected = recorded[O::PHASE.name()].as_object().unwrap();
     assert_eq!(expected.len(), 3);
     let mut learner = Learner::new(device, objective, adam, 1e-4)?;
-    let mut worst = vec![(0.0, 0); expected.len()];
+    let (mut worst, mut early) = (vec![(0.0, 0); expected.len()], 0f64);
     for update in 0..100 {
         fill(&learner.objective, update)?;
         learner.update(model)?;
@@ -100,12 +105,16 @@ fn compare<O: Objective>(
             if difference > worst.0 {
                 *worst = (difference, update);
             }
+            if update < comparable {
+                early = early.max(difference);
+                assert!(difference < 0.01, "{name}: {difference} in update {update}");
+            }
         }
     }
     for (name, (difference, update)) in expected.keys().zip(worst) {
         println!("{:>13}  {name:<20} {difference:.1e} in update {update}", O::PHASE.name());
-        assert!(difference < 0.01, "{name}: {difference} in update {update}");
     }
+    println!("{:>13}  at most {early:.1e} in the first {comparable} updates", O::PHASE.name());
     Ok(())
 }
 
@@ -122,7 +131,7 @@ fn compare_tokenizer(sizes: &Sizes) -> Result<()> {
         frozen.set(&spec.name, &weights)?;
     }
     let objective = TokenizerObjective::new(&device, config, sizes.frames, Some(perceptual), 0.0)?;
-    compare(sizes, &device, (objective, &tokenizer), Adam::default(), |batch, update| {
+    compare(sizes, &device, sizes.comparable, (objective, &tokenizer), Adam::default(), |batch, update| {
         let name = format!("updates.{update}.frames");
         batch.frames.write(&pictures(&golden, &name, sizes.frames, config.frame_size))
     })
@@ -136,7 +145,7 @@ fn compare_world_model(sizes: &Sizes) -> Result<()> {
     let adam = Adam { weight_decay: 0.01, ..Adam::default() };
     let (rows, steps, k) = (sizes.sequences, config.world_model.steps, config.tokenizer.tokens());
     let vocabulary = config.tokenizer.vocabulary as i32;
-    compare(sizes, &device, (objective, &model), adam, |batch, update| {
+    compare(sizes, &device, 100, (objective, &model), adam, |batch, update| {
         let integers = |name: &str, len: usize, below: usize| {
             golden.integers(&format!("updates.{update}.{name}"), len, below as u32)
         };
@@ -182,7 +191,7 @@ fn compare_actor_critic(sizes: &Sizes) -> Result<()> {
     };
     let returns = Returns { stop_at_end: false, ..Returns::default() };
     let objective = ActorCriticObjective::new(dreamt, returns);
-    compare(sizes, &device, (objective, &agent), Adam::default(), |objective, update| {
+    compare(sizes, &device, 100, (objective, &agent), Adam::default(), |objective, update| {
         let name = |name: &str| format!("updates.{update}.{name}");
         let integers = |what: &str, below| golden.integers(&name(what), batch * time, below);
         let state = |what: &str| -> Vec<f32> {
