@@ -213,7 +213,7 @@ pub struct TokenizerConfig {
     pub attention_sizes: Vec<usize>,
     /// Groups of group normalisation.
     pub groups: usize,
-    /// Codebook size: the number of different tokens. With the kind "fsq" a power with the exponent `embedding`, such as 512 = 8^3 for three numbers of
+    /// Codebook size: the number of different tokens. With the kind "fsq" a power with the exponent `embedding`, such as 512, 8^3, for three numbers of
     /// eight levels.
     pub vocabulary: usize,
     /// Dimension of a codebook entry.
