@@ -239,7 +239,7 @@ impl ActorCritic {
         Ok(x)
     }
 
-    /// Looks at views [N, ..], each after the action i32 [N] before it.
+    /// Looks at views [N, ..], each after the action i32 `[N]` before it.
     pub fn look(&self, tape: &mut Tape, seen: impl Into<Seen>) -> Result<Sight> {
         let Seen { view, previous } = seen.into();
         let x = self.convolve(tape, view)?;

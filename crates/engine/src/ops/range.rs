@@ -28,7 +28,7 @@ impl RunningRange {
         Ok(RunningRange { buffer: device.buffer::<f32>("running range", [2])? })
     }
 
-    /// Where it is kept, f32 [2]: the range, and 1 once there is one.
+    /// Where it is kept, f32 `[2]`: the range, and 1 once there is one.
     pub fn buffer(&self) -> &Buffer {
         &self.buffer
     }
