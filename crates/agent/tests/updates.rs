@@ -23,7 +23,7 @@ struct Sizes {
     dreams: usize,
     horizon: usize,
     /// Updates of tokenizer and world model until rounding has grown: a token is another one, a loss comes near zero. At the paper's size PyTorch differs
-    /// from itself by more than 1% from update 23 on (tokenizer) and by 16% later (world model), with one thread and with two.
+    /// from itself by more than 1% from update 23 on (tokenizer) and by 16% later (world model); docs/parity.md says between what.
     comparable: [usize; 2],
 }
 
