@@ -10,7 +10,8 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use envs::Purpose;
+use envs::{Game, Purpose};
+use rayon::prelude::*;
 
 use super::ended::Ended;
 use super::held_out::HeldOut;
@@ -156,51 +157,55 @@ impl Ended<'_> {
         let known = &self.replay.table().episodes;
         let there = made.collected.iter().filter(|(_, kept)| known.iter().any(|e| e.start == kept.start));
         let collected: Vec<(f32, Episode)> = there.copied().collect();
-        self.keep(run, EpisodeKind::Train, &collected, |episode, path| {
-            export_episodes(self.replay, &[*episode], size, path, |_| {})
-        })?;
-        self.keep(run, EpisodeKind::Evaluation, &made.evaluated, |game, path| self.write_game(game, path))?;
+        for (episode, path) in self.staying(run, EpisodeKind::Train, &collected)? {
+            export_episodes(self.replay, &[*episode], size, &path, |_| {})?;
+        }
+        // Each is played from its first step, which takes longer than anything else here.
+        let games = self.staying(run, EpisodeKind::Evaluation, &made.evaluated)?;
+        let game = self.game;
+        let write = |(held_out, path): (&HeldOut, PathBuf)| write_game(game, size, held_out, &path);
+        self.device.on_host_threads(|| games.into_par_iter().try_for_each(write))?;
         let imagined: Vec<(f32, &Dreamt)> =
             dreams.iter().map(|dream| (dream.rewards.iter().sum(), dream)).collect();
-        self.keep(run, EpisodeKind::Imagination, &imagined, |dream, path| write_dream(dream, size, path))
-    }
-
-    /// Writes those of the episodes, each with its return, that stay.
-    fn keep<T>(
-        &self,
-        run: &Path,
-        kind: EpisodeKind,
-        episodes: &[(f32, T)],
-        write: impl Fn(&T, &Path) -> Result<(), EpisodesError>,
-    ) -> Result<()> {
-        let before = kept_episodes(run, kind).map_err(RunError::from)?;
-        let totals = before.iter().map(|kept| kept.total).chain(episodes.iter().map(|(total, _)| *total));
-        let stay = stay(&totals.collect::<Vec<_>>());
-        let folder = kind.folder(run);
-        for (number, (total, episode)) in episodes.iter().enumerate() {
-            if stay.contains(&(before.len() + number)) {
-                std::fs::create_dir_all(&folder).map_err(|e| RunError::from(failed("create", &folder)(e)))?;
-                write(episode, &KeptEpisode::new(&folder, self.epoch, number, *total).path)?;
-            }
+        for (dream, path) in self.staying(run, EpisodeKind::Imagination, &imagined)? {
+            write_dream(dream, size, &path)?;
         }
         Ok(())
     }
 
-    /// A game of the evaluation, which is played again.
-    fn write_game(&self, game: &HeldOut, path: &Path) -> Result<(), EpisodesError> {
-        let size = self.config.agent.tokenizer.frame_size;
-        let mut env = self.game.make(Purpose::Evaluate, size)?;
-        let len = game.actions.len();
-        let read = |_, frames: &mut Frames| {
-            let mut records = Vec::with_capacity(len);
-            game.play_again(env.as_mut(), size * size * 3, len, |frame, record| {
-                records.push(record);
-                frames(frame)
-            })?;
-            Ok(records)
-        };
-        write(path, size, &[len], read, |_| {})
+    /// Those of the episodes, each with its return, that stay, and where they are to be written.
+    fn staying<'a, T>(
+        &self,
+        run: &Path,
+        kind: EpisodeKind,
+        episodes: &'a [(f32, T)],
+    ) -> Result<Vec<(&'a T, PathBuf)>> {
+        let before = kept_episodes(run, kind).map_err(RunError::from)?;
+        let totals = before.iter().map(|kept| kept.total).chain(episodes.iter().map(|(total, _)| *total));
+        let stay = stay(&totals.collect::<Vec<_>>());
+        let folder = kind.folder(run);
+        if stay.range(before.len()..).next().is_some() {
+            std::fs::create_dir_all(&folder).map_err(|e| RunError::from(failed("create", &folder)(e)))?;
+        }
+        let path = |number: usize, total: f32| KeptEpisode::new(&folder, self.epoch, number, total).path;
+        let numbered = (0..).zip(episodes).filter(|(number, _)| stay.contains(&(before.len() + number)));
+        Ok(numbered.map(|(number, (total, episode))| (episode, path(number, *total))).collect())
     }
+}
+
+/// A game of the evaluation, which is played again.
+fn write_game(game: &Game, size: usize, held_out: &HeldOut, path: &Path) -> Result<(), EpisodesError> {
+    let mut env = game.make(Purpose::Evaluate, size)?;
+    let len = held_out.actions.len();
+    let read = |_, frames: &mut Frames| {
+        let mut records = Vec::with_capacity(len);
+        held_out.play_again(env.as_mut(), size * size * 3, len, |frame, record| {
+            records.push(record);
+            frames(frame)
+        })?;
+        Ok(records)
+    };
+    write(path, size, &[len], read, |_| {})
 }
 
 /// A dream that goes on at the horizon is cut off there, not over.

@@ -1,8 +1,10 @@
 //! Pictures of a run: what the tokenizer keeps of a frame, what the world model dreams, how the agent plays.
 
+use std::ops::Range;
 use std::path::Path;
 
 use engine::Rng;
+use rayon::prelude::*;
 
 use super::ended::Ended;
 use super::held_out::HeldOut;
@@ -10,9 +12,9 @@ use super::phase::Stream;
 use super::{Result, TrainError};
 use crate::animation::{Pace, write_animation};
 use crate::files::{FileError, failed};
-use crate::picture::{Picture, Row};
+use crate::picture::{Cell, Picture, Row};
 use crate::scenes::{SceneError, Scenes};
-use crate::{Acting, Dreamt, Rollout};
+use crate::{Acting, Dreamt, Rollout, Stretch};
 
 /// Frames of a strip of reconstructions.
 const FRAMES: usize = 10;
@@ -62,12 +64,17 @@ impl Ended<'_> {
             write_animation(Picture::animation(rows, size), PACE, &folder.join(name)).map_err(save)
         };
 
-        let mut frames = Vec::new();
-        for _ in 0..FRAMES {
-            if let Some((game, step)) = HeldOut::choose(evaluated, 1, &mut rng) {
-                frames.extend(game.steps(self.game, size, step..step + 1)?.cells);
-            }
-        }
+        let mut chosen = |steps: usize| {
+            let (held_out, step) = HeldOut::choose(evaluated, steps, &mut rng)?;
+            Some((held_out, step..step + steps))
+        };
+        let single: Vec<_> = (0..FRAMES).filter_map(|_| chosen(1)).collect();
+        // A game is played from its first step for each.
+        let game = self.game;
+        let play = |(held_out, steps): (&HeldOut, Range<usize>)| held_out.steps(game, size, steps);
+        let played: Result<Vec<Stretch>> =
+            self.device.on_host_threads(|| single.into_par_iter().map(play).collect());
+        let frames: Vec<Cell> = played?.into_iter().flat_map(|stretch| stretch.cells).collect();
         let (seen, tokens) = scenes.reconstructed(&frames)?;
         let differ = frames.iter().any(|cell| cell.frame != frames[0].frame);
         let mut views = tokens.chunks_exact(self.config.agent.tokenizer.tokens());
