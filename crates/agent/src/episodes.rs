@@ -14,6 +14,7 @@ use std::io::{BufReader, Read, Seek};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use crate::Dreamt;
 use crate::files::{FileError, failed};
 use crate::npz::{Dtype, Npz, NpzReader};
 use crate::replay::{Episode, Record, Replay, ReplayError};
@@ -75,6 +76,26 @@ pub fn join_episodes(
     let lengths = archives.iter().map(length).collect::<Result<Vec<usize>>>()?;
     let read = |number: usize, frames: &mut Frames| read(&mut open(&archives[number])?, size, frames);
     write(path, size, &lengths, read, written)
+}
+
+/// Writes dreams, whose frames have `size` x `size` pixels, as episodes of a NumPy archive. A dream that does not end is cut off after its last step, not over.
+pub fn export_dreams(dreams: &[&Dreamt], size: usize, path: &Path) -> Result<()> {
+    let lengths: Vec<usize> = dreams.iter().map(|dream| dream.cells.len()).collect();
+    let read = |number: usize, frames: &mut Frames| {
+        let dream = dreams[number];
+        let mut records = Vec::with_capacity(dream.cells.len());
+        for (step, cell) in dream.cells.iter().enumerate() {
+            frames(&cell.frame)?;
+            records.push(Record {
+                action: dream.actions[step] as u32,
+                reward: dream.rewards[step],
+                terminated: cell.end,
+                truncated: !cell.end && step + 1 == dream.cells.len(),
+            });
+        }
+        Ok(records)
+    };
+    write(path, size, &lengths, read, |_| {})
 }
 
 fn open(path: &Path) -> Result<NpzReader<BufReader<File>>> {

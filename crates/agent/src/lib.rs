@@ -40,7 +40,7 @@ pub use config::{
     WorldModelConfig, WorldModelKind,
 };
 pub use dream::{Asked, Attention, Dream, Frame, Logits, Moment, Snapshot};
-pub use episodes::{Archive, EpisodesError, export_episodes, join_episodes};
+pub use episodes::{Archive, EpisodesError, export_dreams, export_episodes, join_episodes};
 pub use expectation::{Expectation, Read};
 pub use files::{FileError, write_atomically};
 pub use imagine::{Acting, Action, Context, Dreamer, Start, Trajectories};

@@ -1,9 +1,11 @@
 //! `iris dream`: what a trained world model imagines.
 
+use std::path::Path;
+
 use agent::animation::{Format, Pace, write_animation};
 use agent::picture::{Picture, Row};
 use agent::train::Run;
-use agent::{Acting, Agent, Rollout, Scenes, Stretch};
+use agent::{Acting, Agent, Rollout, Scenes, Stretch, export_dreams};
 use anyhow::{Context, Result, bail};
 use engine::{Device, Key, Rng};
 use envs::{Game, Purpose};
@@ -37,7 +39,8 @@ struct Start {
 }
 
 pub fn run(args: DreamArgs) -> Result<()> {
-    let file = args.out.as_deref().filter(|out| Format::of(out).is_some() && !out.is_dir());
+    let arrays = |out: &Path| out.extension().is_some_and(|e| e.eq_ignore_ascii_case("npz"));
+    let file = args.out.as_deref().filter(|out| (Format::of(out).is_some() || arrays(out)) && !out.is_dir());
     if let Some(file) = file {
         prepare(file)?;
     }
@@ -75,6 +78,11 @@ pub fn run(args: DreamArgs) -> Result<()> {
     let starts = vec![stretch.clone(); args.futures];
     let dreams = rollout.dreams(&starts, steps, acting, key, |done| progress.set(done))?;
     drop(progress);
+    if let Some(file) = file.filter(|file| arrays(file)) {
+        export_dreams(&dreams.iter().collect::<Vec<_>>(), size, file)?;
+        say!("{} of {}: {}", counted(dreams.len(), "dream"), counted(steps, "step"), file.display());
+        return Ok(());
+    }
     let mut rows = vec![Row::new("what followed", stretch.marked(marked.unwrap_or(0)))];
     rows.extend(dreams.into_iter().zip(1..).map(|(dream, i)| Row::new(format!("future {i}"), dream.cells)));
     let said: Vec<String> = rows.iter().map(|row| format!("{:<14} {}", row.caption, in_words(row))).collect();

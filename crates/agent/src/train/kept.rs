@@ -17,7 +17,7 @@ use super::ended::Ended;
 use super::held_out::HeldOut;
 use super::{Made, Result, RunError, TrainError};
 use crate::Dreamt;
-use crate::episodes::{EpisodesError, Frames, export_episodes, write};
+use crate::episodes::{EpisodesError, Frames, export_dreams, export_episodes, write};
 use crate::files::{FileError, failed};
 use crate::replay::{Episode, Record};
 
@@ -168,7 +168,7 @@ impl Ended<'_> {
         let imagined: Vec<(f32, &Dreamt)> =
             dreams.iter().map(|dream| (dream.rewards.iter().sum(), dream)).collect();
         for (dream, path) in self.staying(run, EpisodeKind::Imagination, &imagined)? {
-            write_dream(dream, size, &path)?;
+            export_dreams(&[*dream], size, &path)?;
         }
         Ok(())
     }
@@ -203,25 +203,6 @@ fn write_game(game: &Game, size: usize, held_out: &HeldOut, path: &Path) -> Resu
             records.push(record);
             frames(frame)
         })?;
-        Ok(records)
-    };
-    write(path, size, &[len], read, |_| {})
-}
-
-/// A dream that goes on at the horizon is cut off there, not over.
-fn write_dream(dream: &Dreamt, size: usize, path: &Path) -> Result<(), EpisodesError> {
-    let len = dream.cells.len();
-    let read = |_, frames: &mut Frames| {
-        let mut records = Vec::with_capacity(len);
-        for (step, cell) in dream.cells.iter().enumerate() {
-            frames(&cell.frame)?;
-            records.push(Record {
-                action: dream.actions[step] as u32,
-                reward: dream.rewards[step],
-                terminated: cell.end,
-                truncated: !cell.end && step + 1 == len,
-            });
-        }
         Ok(records)
     };
     write(path, size, &[len], read, |_| {})

@@ -55,7 +55,8 @@ pub struct DreamArgs {
     pub seed: u64,
 
     /// Folder to write to; by default one in `dreams` in the run's folder, called after the step, the seed and what else was asked for. A file that ends
-    /// in .gif, .png, .apng (an animated PNG) or .mp4 (needs the program ffmpeg) gets the animation alone.
+    /// in .gif, .png, .apng (an animated PNG) or .mp4 (needs the program ffmpeg) gets the animation alone, one that ends
+    /// in .npz the dreams as NumPy arrays, as `export-episodes` writes them.
     #[arg(long)]
     pub out: Option<PathBuf>,
 

@@ -220,8 +220,11 @@ impl SelfAttention {
 mod tests {
     use crate::testing::check_gradients;
 
-    /// What inputs are scaled by: scores about as far apart as in training. A sharper softmax turns rounded queries and keys into other weights.
-    const SMALL: f32 = 0.25;
+    /// What inputs are scaled by: scores about as far apart as in training, whatever the width. A sharper softmax turns rounded queries and keys into other
+    /// weights; smaller inputs leave little of values but their bias, which cancels out of the gradients of queries and keys.
+    fn scale(width: usize) -> f32 {
+        (8.0 / width as f32).sqrt().min(1.0)
+    }
 
     #[test]
     fn gradients() {
@@ -234,13 +237,13 @@ mod tests {
                 // Keys share a bias with others: alone it has no gradient, since softmax cancels what it adds to a row of scores.
                 check_gradients(&dims, |tape, x| {
                     let [key, query, value] = [[x[1], x[2]], [x[3], x[4]], [x[5], x[2]]];
-                    let input = tape.affine(x[0], SMALL, 0.0)?;
+                    let input = tape.affine(x[0], scale(width), 0.0)?;
                     tape.causal_self_attention(input, [query, key, value], heads, block, dropout)
                 });
                 // Weights in another order; some of them, and x, used twice: not for queries and keys, for each position would see itself alone.
                 check_gradients(&dims, |tape, x| {
                     let [query, key, value] = [[x[1], x[2]], [x[5], x[2]], [x[3], x[4]]];
-                    let input = tape.affine(x[0], SMALL, 0.0)?;
+                    let input = tape.affine(x[0], scale(width), 0.0)?;
                     let y = tape.causal_self_attention(input, [query, key, value], heads, block, dropout)?;
                     let z = tape.causal_self_attention(input, [query, key, query], heads, block, dropout)?;
                     tape.add(y, z)
