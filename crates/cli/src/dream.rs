@@ -1,7 +1,5 @@
 //! `iris dream`: what a trained world model imagines.
 
-use std::path::Path;
-
 use agent::animation::{Format, Pace, write_animation};
 use agent::picture::{Picture, Row};
 use agent::train::Run;
@@ -13,9 +11,10 @@ use envs::{Game, Purpose};
 use crate::args::DreamArgs;
 use crate::config::suggestion;
 use crate::digest::fnv1a;
+use crate::export_episodes::is_npz;
 use crate::output::{say, tell, warn};
 use crate::progress::Progress;
-use crate::record::prepare;
+use crate::record::{make_folder_of, prepare};
 use crate::source::Source;
 use crate::words::counted;
 
@@ -39,10 +38,11 @@ struct Start {
 }
 
 pub fn run(args: DreamArgs) -> Result<()> {
-    let arrays = |out: &Path| out.extension().is_some_and(|e| e.eq_ignore_ascii_case("npz"));
-    let file = args.out.as_deref().filter(|out| (Format::of(out).is_some() || arrays(out)) && !out.is_dir());
-    if let Some(file) = file {
-        prepare(file)?;
+    let file = args.out.as_deref().filter(|out| (Format::of(out).is_some() || is_npz(out)) && !out.is_dir());
+    match file {
+        Some(file) if is_npz(file) => make_folder_of(file)?,
+        Some(file) => prepare(file)?,
+        None => {}
     }
     let played = args.test || args.env.is_some() || Agent::is_in(&args.run);
     let Start { device, agent, game, from, stretch, burn_in } =
@@ -78,7 +78,7 @@ pub fn run(args: DreamArgs) -> Result<()> {
     let starts = vec![stretch.clone(); args.futures];
     let dreams = rollout.dreams(&starts, steps, acting, key, |done| progress.set(done))?;
     drop(progress);
-    if let Some(file) = file.filter(|file| arrays(file)) {
+    if let Some(file) = file.filter(|file| is_npz(file)) {
         export_dreams(&dreams.iter().collect::<Vec<_>>(), size, file)?;
         say!("{} of {}: {}", counted(dreams.len(), "dream"), counted(steps, "step"), file.display());
         return Ok(());

@@ -1,6 +1,6 @@
 //! `iris export-episodes`: episodes of a run as NumPy arrays.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use agent::train::{EpisodeKind, KeptEpisode, Run, kept_episodes};
 use agent::{export_episodes, join_episodes};
@@ -75,6 +75,6 @@ fn kept(args: &ExportEpisodesArgs, kind: EpisodeKind) -> Result<(usize, usize)> 
 }
 
 /// Whether a file may be replaced: files of runs and agents have other names.
-fn is_npz(path: &std::path::Path) -> bool {
+pub fn is_npz(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("npz"))
 }

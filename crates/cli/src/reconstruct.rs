@@ -6,11 +6,12 @@ use std::path::Path;
 use agent::picture::{Cell, Picture, Row};
 use agent::train::Run;
 use agent::{Agent, Eye, Stretch};
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use engine::Device;
 
 use crate::args::ReconstructArgs;
 use crate::output::{say, warn};
+use crate::record::make_folder_of;
 use crate::source::Source;
 
 /// Steps of the game that the frames are taken from.
@@ -61,9 +62,7 @@ pub fn run(args: ReconstructArgs) -> Result<()> {
         );
         rows.push(Row::new(format!("{name}: {} tokens", agent.config.tokenizer.tokens()), cells));
     }
-    if let Some(folder) = args.out.parent().filter(|folder| *folder != Path::new("")) {
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    }
+    make_folder_of(&args.out)?;
     Picture::strip(&rows, size).write_png(&args.out)?;
     say!("{}", args.out.display());
     Ok(())

@@ -103,6 +103,11 @@ pub fn prepare(file: &Path) -> Result<()> {
             file.display()
         );
     }
+    make_folder_of(file)
+}
+
+/// Makes the folder of a file that is to be written.
+pub fn make_folder_of(file: &Path) -> Result<()> {
     match file.parent() {
         Some(folder) if folder != Path::new("") => {
             std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))

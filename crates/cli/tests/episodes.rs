@@ -78,6 +78,35 @@ fn exported_episodes_hold_what_was_played() {
     read_with_numpy(&npz, starts.len(), rewards.iter().sum());
 }
 
+/// Given actions are those of the file, and every dream ends with its last step.
+#[test]
+fn dreams_are_written_as_arrays() {
+    let scratch = Scratch::new("export-dreams");
+    let (run, npz) = (scratch.0.join("run"), scratch.0.join("new").join("dreams.npz"));
+    assert!(train(&run, &["epochs=1", "evaluation.final_episodes=1"]).status.success());
+    let mut command = iris();
+    command.arg("dream").arg(&run).args([
+        "--actions",
+        "right,left",
+        "--futures",
+        "2",
+        "--steps",
+        "3",
+        "--out",
+    ]);
+    let output = command.arg(&npz).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let (_, lengths) = summary(&npz);
+    let (steps, ends) = (lengths.iter().sum::<usize>(), ["terminations", "truncations"]);
+    assert!(lengths.len() == 2 && lengths.iter().all(|length| (1..=3).contains(length)), "{lengths:?}");
+    assert_eq!(array(&npz, "observations").0, dictionary("|u1", &format!("{steps},32,32,3,")));
+    let expected = lengths.iter().flat_map(|length| [2i32, 0, 0].into_iter().take(*length));
+    assert_eq!(array(&npz, "actions").1, expected.flat_map(i32::to_le_bytes).collect::<Vec<u8>>());
+    let [terminations, truncations] = ends.map(|name| array(&npz, name).1);
+    let last = lengths.iter().flat_map(|length| (1..=*length).map(move |step| u8::from(step == *length)));
+    assert!(last.eq(terminations.iter().zip(&truncations).map(|(a, b)| a + b)));
+}
+
 /// With NumPy alone, where there is one.
 fn read_with_numpy(npz: &Path, episodes: usize, total: f32) {
     let python = |code: &str| Command::new("python3").arg("-c").arg(code).arg(npz).output();

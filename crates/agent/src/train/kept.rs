@@ -19,7 +19,7 @@ use super::{Made, Result, RunError, TrainError};
 use crate::Dreamt;
 use crate::episodes::{EpisodesError, Frames, export_dreams, export_episodes, write};
 use crate::files::{FileError, failed};
-use crate::replay::{Episode, Record};
+use crate::replay::Episode;
 
 /// Newest episodes that are kept.
 const NEWEST: usize = 10;
