@@ -80,8 +80,11 @@ pub struct Logits {
     pub tokens: Vec<f32>,
 }
 
-/// How the positions of a step attended to those before them. Position p is token p % (K + 1) of step p / (K + 1) in the context window, where
-/// token K is the action. The queries are the action and the K tokens of the frame that follows.
+/// How the positions of a step attended to those before them. Where a model reads single tokens, position p is token p % (K + 1) of step p / (K + 1) in the
+/// context window, token K is the action, and the queries are the action and the K tokens of the frame that follows: query i predicts token i.
+/// Where it reads whole frames of P patches, position p is place p % (P + 1) of step p / (P + 1), place 0 is the action and the others the patches of the frame
+/// it was taken in; the queries are all of a step, of which a patch predicts the same patch of the frame that follows.
+/// [`WorldModel::looked_at`](crate::WorldModel::looked_at) says the same of both.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
     pub layers: usize,
@@ -90,7 +93,7 @@ pub struct Attention {
     pub queries: usize,
     /// All positions.
     pub keys: usize,
-    /// [layers, heads, queries, keys]; a row sums to 1, positions after its own have 0.
+    /// [layers, heads, queries, keys]; a row sums to 1, positions that a query does not see have 0.
     pub weights: Vec<f32>,
 }
 
@@ -121,7 +124,9 @@ pub struct Snapshot {
 struct Watch {
     /// A copy: the second pass leaves the dream's own memory alone.
     memory: Memory,
-    /// [layer][B, K + 1, D]
+    /// The frame before the step and the one after it, [B, K] each.
+    frames: [Buffer; 2],
+    /// [layer][B, n, D]
     queries: Vec<Buffer>,
 }
 
@@ -315,9 +320,6 @@ impl Dream {
     }
 
     fn advance(&mut self, agent: &Agent, action: Action, asked: Asked, last: bool) -> Result<Vec<Moment>> {
-        if asked.attention {
-            agent.world_model.check_watched()?;
-        }
         self.dreamer.set_action(agent, action)?;
         self.make_room(agent, last)?;
         let Dream { dreamer, details, step, .. } = self;
@@ -327,6 +329,7 @@ impl Dream {
             details.token_logits = Some(self.frame.device().buffer::<f32>("token logits", shape)?);
         }
         let (t, at) = (*step, dreamer.state.positions);
+        let before = asked.attention.then(|| dreamer.state.tokens.read::<i32>()).transpose()?;
         dreamer.step(agent, t, matches!(action, Action::Policy { .. }), last, Some(details))?;
         *step += 1;
         let mut moments = self.moments(t, asked.logits)?;
@@ -335,8 +338,8 @@ impl Dream {
                 moment.next = Some(frame);
             }
         }
-        if asked.attention {
-            for (moment, attention) in moments.iter_mut().zip(self.attention(agent, t, at, last)?) {
+        if let Some(before) = before {
+            for (moment, attention) in moments.iter_mut().zip(self.attention(agent, t, at, &before, last)?) {
                 moment.attention = Some(attention);
             }
         }
@@ -383,29 +386,44 @@ impl Dream {
         Ok((0..self.batch()).map(moment).collect())
     }
 
-    /// The attention of step `t`, which began at position `at`.
-    fn attention(&mut self, agent: &Agent, t: usize, at: usize, last: bool) -> Result<Vec<Attention>> {
+    /// The attention of step `t`, which began at position `at` with the frame `before`.
+    fn attention(
+        &mut self,
+        agent: &Agent,
+        t: usize,
+        at: usize,
+        before: &[i32],
+        last: bool,
+    ) -> Result<Vec<Attention>> {
         let (batch, model) = (self.batch(), &agent.world_model);
-        let (k, width) = (model.tokens, model.config.width);
+        let width = model.config.width;
         let device = self.frame.device().clone();
         let watch = match &mut self.watch {
             Some(watch) => watch,
-            none => none.insert(Watch {
-                memory: model.memory(&device, batch)?,
-                queries: (0..model.config.layers)
-                    .map(|_| device.buffer::<f32>("queries", [batch, k + 1, width]))
-                    .collect::<Result<_>>()?,
-            }),
+            none => {
+                let frame = || device.buffer::<i32>("frame looked at", [batch, model.tokens]);
+                none.insert(Watch {
+                    memory: model.memory(&device, batch)?,
+                    frames: [frame()?, frame()?],
+                    queries: (0..model.config.layers)
+                        .map(|_| device.buffer::<f32>("queries", [batch, model.positions_per_step(), width]))
+                        .collect::<Result<_>>()?,
+                })
+            }
         };
         let state = &self.dreamer.state;
         copy_buffers(&mut self.aside, state.memory.buffers().zip(watch.memory.buffers()))?;
+        watch.frames[0].write(before)?;
+        watch.frames[1].write(&state.tokens.read::<i32>()?)?;
         self.aside.infer(|tape| -> Result<()> {
             let actions = tape.buffer(&state.past_actions)?;
             let actions = tape.slice(actions, 1, t, t + 1)?;
-            let tokens = if last { None } else { Some(tape.buffer(&state.tokens)?) };
-            model.watch(tape, &watch.memory, at, actions, tokens, &watch.queries)
+            let [before, after] = &watch.frames;
+            let before = tape.buffer(before)?;
+            let after = if last { None } else { Some(tape.buffer(after)?) };
+            model.watch(tape, &watch.memory, at, actions, (before, after), &watch.queries)
         })?;
-        let queries = if last { 1 } else { k + 1 };
+        let queries = model.watched(last);
         let (layers, heads, keys) = (model.config.layers, model.config.heads, at + queries);
         let mut rows = vec![Vec::with_capacity(layers * heads * queries * keys); batch];
         for (layer, buffer) in watch.queries.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! What the world model expected of recorded steps, and where it looked.
 
-use engine::{Device, Error, Key, Result, Stepper};
+use engine::{Device, Error, Key, Result, Stepper, Tape};
 
 use crate::dream::softmax;
 use crate::{Agent, Attention};
@@ -94,47 +94,48 @@ impl Read<'_> {
         Ok((1..steps).map(frame).collect())
     }
 
-    /// Where the world model looked while it expected the last frame: query i is the position that predicts token i, the last query the position of
-    /// the last token. Needs at least two frames.
+    /// Where the world model looked while it expected the last frame. Needs at least two frames.
     pub fn attention(&self, device: &Device, agent: &Agent) -> Result<Attention> {
         let (steps, model) = (self.check(agent)?, &agent.world_model);
-        model.check_watched()?;
         let (k, width) = (model.tokens, model.config.width);
         if steps < 2 {
             let name = "tokens of recorded steps".into();
             return Err(Error::WrongLength { name, expected: 2 * k, got: self.tokens.len() });
         }
-        let tokens = device.buffer::<i32>("recorded tokens", [1, steps * k])?;
+        let tokens = device.buffer::<i32>("recorded tokens", [1, steps, k])?;
         let actions = device.buffer::<i32>("recorded actions", [1, steps - 1])?;
         tokens.write(self.tokens)?;
         actions.write(&self.actions(steps - 1))?;
         let memory = model.memory(device, 1)?;
+        let asking = model.watched(false);
         let queries = (0..model.config.layers)
-            .map(|_| device.buffer::<f32>("queries", [1, k + 1, width]))
+            .map(|_| device.buffer::<f32>("queries", [1, asking, width]))
             .collect::<Result<Vec<_>>>()?;
-        // The last action comes right before the last frame.
-        let at = (steps - 1) * (k + 1) - 1;
+        // The step before the last frame is looked at.
+        let newest = steps - 2;
+        let begin = newest * model.positions_per_step();
+        let at = begin + model.positions_ahead();
         Stepper::new(device, Key::new(0, 0)).infer(|tape| -> Result<()> {
             let (tokens, actions) = (tape.buffer(&tokens)?, tape.buffer(&actions)?);
-            for t in 0..steps - 1 {
-                let frame = tape.slice(tokens, 1, t * k, (t + 1) * k)?;
-                model.see_tokens(tape, &memory, t * (k + 1), frame)?;
-                if t + 2 < steps {
-                    let action = tape.slice(actions, 1, t, t + 1)?;
-                    let action = tape.reshape(action, [1])?;
-                    model.see_action(tape, &memory, t * (k + 1) + k, action)?;
-                }
+            if newest > 0 {
+                let (seen, done) = (tape.slice(tokens, 1, 0, newest)?, tape.slice(actions, 1, 0, newest)?);
+                model.see_steps(tape, &memory, 0, seen, done)?;
             }
-            let action = tape.slice(actions, 1, steps - 2, steps - 1)?;
-            let frame = tape.slice(tokens, 1, (steps - 1) * k, steps * k)?;
-            model.watch(tape, &memory, at, action, Some(frame), &queries)
+            let frame = |tape: &mut Tape, t: usize| {
+                let frame = tape.slice(tokens, 1, t, t + 1)?;
+                tape.reshape(frame, [1, k])
+            };
+            let (before, after) = (frame(tape, newest)?, frame(tape, newest + 1)?);
+            model.see_frame(tape, &memory, begin, before)?;
+            let action = tape.slice(actions, 1, newest, newest + 1)?;
+            model.watch(tape, &memory, at, action, (before, Some(after)), &queries)
         })?;
         let mut weights = Vec::new();
         for (layer, buffer) in queries.iter().enumerate() {
             weights.extend(memory.attention_weights(layer, &buffer.read::<f32>()?, at)?);
         }
         let (layers, heads) = (model.config.layers, model.config.heads);
-        Ok(Attention { layers, heads, queries: k + 1, keys: at + k + 1, weights })
+        Ok(Attention { layers, heads, queries: asking, keys: at + asking, weights })
     }
 }
 

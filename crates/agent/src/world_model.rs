@@ -7,7 +7,7 @@ mod memory;
 use engine::{Device, Error, Init, Param, Params, Result, Tape, Tensor};
 
 use crate::layers::{Builder, LinearInit, Network, Norm};
-use crate::{TokenizerConfig, WorldModelConfig, WorldModelKind};
+use crate::{Attention, TokenizerConfig, WorldModelConfig, WorldModelKind};
 use blocks::{Block, Head};
 use frames::Frames;
 pub use memory::{Memory, Thought};
@@ -271,6 +271,24 @@ impl WorldModel {
             Family::Token { .. } => step * self.tokens + token - 1,
             Family::Frame(frames) => (step - 1) * self.tokens + frames.place(token),
         }
+    }
+
+    /// Where the model looked to predict token `token` of the frame that follows the newest step, by what it looked at: for each step K shares of its tokens
+    /// and one of its action, but for the frame that follows, which has no action. A patch's share is divided among its tokens.
+    pub fn looked_at(&self, attention: &Attention, layer: usize, head: usize, token: usize) -> Vec<f32> {
+        let Family::Frame(frames) = &self.family else {
+            return attention.of(layer, head, token).to_vec();
+        };
+        let each = self.config.patch * self.config.patch;
+        let weights = attention.of(layer, head, 1 + frames.place(token) / each);
+        let mut shares = Vec::new();
+        for step in weights.chunks_exact(frames.count() + 1) {
+            shares.extend((0..self.tokens).map(|token| step[1 + frames.place(token) / each] / each as f32));
+            shares.push(step[0]);
+        }
+        // The model draws the frame that follows all at once, so that none of its tokens sees another.
+        shares.resize(shares.len() + self.tokens, 0.0);
+        shares
     }
 
     /// Positions of a frame and its action.

@@ -156,7 +156,7 @@ fn a_long_dream_goes_on_from_its_newest_steps() -> Result<()> {
 }
 
 #[test]
-fn recorded_steps_are_expected_and_attention_is_refused() -> Result<()> {
+fn recorded_steps_are_expected() -> Result<()> {
     let device = Device::under_test(1)?;
     let agent = Agent::new(&device, &frame(), 4)?;
     let (tokens, actions) = sequence(3, 3);
@@ -169,11 +169,42 @@ fn recorded_steps_are_expected_and_attention_is_refused() -> Result<()> {
     let line = &logits[(K + 5) * 8..(K + 6) * 8];
     let total: f32 = line.iter().map(|l| l.exp()).sum();
     assert!((expected[1].probabilities[5] - line[tokens[2 * K + 5] as usize].exp() / total).abs() < 1e-3);
-    let refused = read.attention(&device, &agent).unwrap_err().to_string();
-    assert!(refused.contains("kind \"token\""), "{refused}");
-    let mut dream = Dream::from_tokens(&device, &agent, &[tokens[..K].to_vec()], &[], 0, Key::new(0, 0))?;
+    Ok(())
+}
+
+/// A step sees all of itself and what is before it; a dream looks where the same steps look when they are read again.
+#[test]
+fn attention_is_that_of_whole_steps() -> Result<()> {
+    let device = Device::under_test(1)?;
+    let agent = Agent::new(&device, &frame(), 4)?;
+    let (mut tokens, given) = sequence(5, 3);
+    let mut actions: Vec<usize> = given.iter().map(|action| *action as usize).collect();
+    let (start, before) = ([tokens.clone()], [actions[..2].to_vec()]);
+    let mut dream = Dream::from_tokens(&device, &agent, &start, &before, 0, Key::new(2, 0))?;
     let asked = Asked { logits: false, attention: true };
-    assert!(dream.step(&agent, Action::Given(&[0]), asked).is_err());
+    for steps in 3..5 {
+        actions[steps - 1] = steps % 2;
+        let moment = dream.step(&agent, Action::Given(&actions[steps - 1..]), asked)?.remove(0);
+        actions.push(0);
+        tokens.extend(moment.next.unwrap().tokens);
+        let dreamt = moment.attention.unwrap();
+        assert_eq!((dreamt.queries, dreamt.keys), (5, 5 * steps));
+        let read = Read { tokens: &tokens, actions: &actions }.attention(&device, &agent)?;
+        assert_eq!((read.queries, read.keys), (dreamt.queries, dreamt.keys));
+        assert_close(&dreamt.weights, &read.weights, tolerance(&device));
+        for row in dreamt.weights.chunks_exact(dreamt.keys) {
+            assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-4 && row.iter().all(|weight| *weight > 0.0));
+        }
+        // Token 6 is in the second row and third column of the grid, so in the patch at the right top.
+        let (shares, patch) = (agent.world_model.looked_at(&dreamt, 1, 2, 6), dreamt.of(1, 2, 2).to_vec());
+        assert_eq!(shares.len(), steps * (K + 1) + K);
+        assert!((shares.iter().sum::<f32>() - 1.0).abs() < 1e-4);
+        assert!(shares[steps * (K + 1)..].iter().all(|share| *share == 0.0));
+        for step in 0..steps {
+            let (to, from) = (&shares[step * (K + 1)..], &patch[step * 5..]);
+            assert_eq!((to[K], to[0], to[3], to[12]), (from[0], from[1] / 4.0, from[2] / 4.0, from[3] / 4.0));
+        }
+    }
     Ok(())
 }
 

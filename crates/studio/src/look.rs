@@ -6,7 +6,7 @@
 //! GET /api/look/{run}/codebook?frames=256              how often each code is used in the newest frames of the replay
 //! ```
 //!
-//! Row i of the attention is that of the position which predicts token i. Key p is token p % (K + 1) of step p / (K + 1) of those that are remembered,
+//! Row i of the attention is where the world model looked to predict token i. Key p is token p % (K + 1) of step p / (K + 1) of those that are remembered,
 //! where token K is the action.
 
 use std::sync::Arc;
@@ -122,18 +122,19 @@ async fn attention(
             let device = worker.device.clone();
             let loaded = worker.load(&seen.source)?;
             let read = Read { tokens: &seen.tokens, actions: &seen.actions };
-            let found = read.attention(&device, &loaded.agent).map_err(|error| match error {
-                agent::Error::BadConfig { reason } => Problem::bad_request(reason),
-                error => Problem::internal(error),
-            })?;
-            let k = loaded.agent.world_model.tokens;
+            let found = read.attention(&device, &loaded.agent).map_err(Problem::internal)?;
+            let model = &loaded.agent.world_model;
+            let k = model.tokens;
+            let keys = seen.at * (k + 1) + k;
             let object = json!({
-                "layers": found.layers, "heads": found.heads, "tokens": k, "keys": found.keys, "steps": seen.at + 1,
+                "layers": found.layers, "heads": found.heads, "tokens": k, "keys": keys, "steps": seen.at + 1,
             });
             let rows = (0..found.layers).flat_map(|layer| (0..found.heads).map(move |head| (layer, head)));
             let weights = rows.flat_map(|(layer, head)| {
                 let found = &found;
-                (0..k).flat_map(move |token| found.of(layer, head, token).iter().flat_map(|w| w.to_le_bytes()))
+                (0..k)
+                    .flat_map(move |token| model.looked_at(found, layer, head, token))
+                    .flat_map(f32::to_le_bytes)
             });
             Ok(with_json(object, weights))
         })

@@ -187,39 +187,44 @@ impl WorldModel {
         Ok(x)
     }
 
-    /// Whether [`watch`](WorldModel::watch) knows this kind of model.
-    pub(crate) fn check_watched(&self) -> Result<()> {
+    /// Positions that [`watch`](WorldModel::watch) looks at, in a step that is followed by another frame or is the last.
+    pub(crate) fn watched(&self, last: bool) -> usize {
         match &self.family {
-            Family::Token { .. } => Ok(()),
-            Family::Frame(_) => {
-                let reason = "attention can be looked at in world models of the kind \"token\" alone".into();
-                Err(Error::BadConfig { reason })
-            }
+            Family::Token { .. } if last => 1,
+            _ => self.positions_per_step(),
         }
     }
 
-    /// Passes an action i32 [B, 1] and, if there are any, the frame tokens i32 [B, K] after it through the model, from position `at` on, and leaves
-    /// every layer's queries in buffers: what [`Memory::attention_weights`] needs. One op after the other instead of fused, and into a memory of its
-    /// own, since keys may come out with other last bits. Only for the kind that reads single tokens.
+    /// Passes an action i32 [B, 1] and what the model reads with it through the model, from position `at` on: the frame i32 [B, K] that it was taken in, or the
+    /// one `after` it, if there is one. Leaves every layer's queries in buffers: what [`Memory::attention_weights`] needs. One op after the other
+    /// instead of fused, and into a memory of its own, since keys may come out with other last bits.
     pub(crate) fn watch(
         &self,
         tape: &mut Tape,
         memory: &Memory,
         at: usize,
         actions: Tensor,
-        tokens: Option<Tensor>,
+        (before, after): (Tensor, Option<Tensor>),
         queries: &[Buffer],
     ) -> Result<()> {
         let params = self.params();
-        let table = tape.param(params, self.action_table)?;
-        let mut x = tape.embedding(table, actions)?;
-        if let Some(tokens) = tokens {
-            let table = tape.param(params, self.token_table()?.0)?;
-            let tokens = tape.embedding(table, tokens)?;
-            x = tape.concat(&[x, tokens], 1)?;
-        }
-        let positions = tape.param(params, self.positions)?;
-        x = tape.add_positions(x, positions, at)?;
+        let mut x = match &self.family {
+            Family::Token { table, .. } => {
+                let actions_table = tape.param(params, self.action_table)?;
+                let mut x = tape.embedding(actions_table, actions)?;
+                if let Some(tokens) = after {
+                    let table = tape.param(params, *table)?;
+                    let tokens = tape.embedding(table, tokens)?;
+                    x = tape.concat(&[x, tokens], 1)?;
+                }
+                let positions = tape.param(params, self.positions)?;
+                tape.add_positions(x, positions, at)?
+            }
+            Family::Frame(_) => {
+                let tokens = tape.reshape(before, [actions.dims()[0], 1, self.tokens])?;
+                self.embed(tape, tokens, actions, at)?
+            }
+        };
         for (layer, (block, queries)) in self.blocks.iter().zip(queries).enumerate() {
             x = block.watched(tape, params, &memory.cache, (layer, at), x, queries)?;
         }
