@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, Subcommand, ValueEnum, value_parser};
 
+use crate::presets;
 pub use show::{DreamArgs, EpisodesFrom, ExportEpisodesArgs, RecordArgs};
 pub use studio::StudioArgs;
 pub use sweep::{
@@ -128,8 +129,8 @@ pub struct ConfigArgs {
     /// Config values as key=value, such as `epochs=30` or `actor_critic.schedule.learning_rate=5e-4`; `iris config` lists all keys.
     pub overrides: Vec<String>,
 
-    /// Preset to start from: tiny, atari-small, atari-100k, atari-100k-release, atari-100k-64tokens or atari-10m.
-    #[arg(long, default_value = "tiny")]
+    /// Preset to start from: tiny-fast, tiny, atari-small, atari-sprint, atari-fast, atari-100k, atari-100k-release, atari-100k-64tokens or atari-10m.
+    #[arg(long, default_value = presets::DEFAULT)]
     pub preset: String,
 
     /// TOML file with values that replace those of the preset.

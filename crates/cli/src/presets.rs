@@ -9,7 +9,8 @@ use crate::args::{ConfigArgs, DeviceArgs, PrecisionName};
 use crate::config::suggestion;
 use crate::output::program;
 
-const PRESETS: [(&str, &str); 8] = [
+const PRESETS: [(&str, &str); 9] = [
+    (DEFAULT, include_str!("../presets/tiny-fast.toml")),
     ("tiny", include_str!("../presets/tiny.toml")),
     ("atari-small", include_str!("../presets/atari-small.toml")),
     ("atari-sprint", include_str!("../presets/atari-sprint.toml")),
@@ -19,6 +20,9 @@ const PRESETS: [(&str, &str); 8] = [
     ("atari-fast", include_str!("../presets/atari-fast.toml")),
     ("atari-10m", include_str!("../presets/atari-10m.toml")),
 ];
+
+/// The preset of runs that name none.
+pub const DEFAULT: &str = "tiny-fast";
 
 /// The preset that trains as the authors' release does.
 const RELEASE: &str = "atari-100k-release";
@@ -174,7 +178,12 @@ mod tests {
 
     /// The keys of a preset whose values are not those of `atari-100k` with the same game.
     fn changed(name: &str, env: &str) -> Vec<String> {
-        let usual = keys(&preset("atari-100k", env));
+        differing(name, "atari-100k", env)
+    }
+
+    /// The keys of a preset whose values are not those of another one with the same game.
+    fn differing(name: &str, other: &str, env: &str) -> Vec<String> {
+        let usual = keys(&preset(other, env));
         let own = keys(&preset(name, env));
         own.iter().filter(|(key, value)| usual[*key] != **value).map(|(k, v)| format!("{k}={v}")).collect()
     }
@@ -205,6 +214,23 @@ mod tests {
         assert_eq!(config.collection.epochs * config.collection.steps, 100_000);
         assert_eq!(changed("tiny", "arcade/catch"), TINY);
         assert_eq!(changed("atari-fast", "Boxing"), FAST);
+        assert_eq!(
+            differing("tiny-fast", "tiny", "arcade/catch"),
+            [
+                "actor_critic.horizon=7",
+                "agent.actor_critic.channels=[32, 32]",
+                "agent.actor_critic.previous_action=true",
+                "agent.actor_critic.sees=\"codes\"",
+                "agent.tokenizer.embedding=3",
+                "agent.tokenizer.kind=\"fsq\"",
+                "agent.tokenizer.resolutions=3",
+                "agent.tokenizer.vocabulary=64",
+                "agent.world_model.context=1",
+                "agent.world_model.kind=\"frame\"",
+                "agent.world_model.patch=2",
+                "epochs=12",
+            ]
+        );
     }
 
     const FAST: [&str; 44] = [

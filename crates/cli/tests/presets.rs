@@ -5,7 +5,8 @@ mod common;
 
 use common::{Scratch, iris, stderr, train};
 
-const PRESETS: [&str; 8] = [
+const PRESETS: [&str; 9] = [
+    "tiny-fast",
     "tiny",
     "atari-small",
     "atari-sprint",

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Subcommand, ValueEnum};
 
 use super::{DeviceArgs, MemoryArgs, TrackioArgs, up_to};
+use crate::presets;
 
 /// Train many runs: games x seeds x settings, on one machine, several, or a Slurm cluster.
 ///
@@ -47,7 +48,7 @@ pub struct SweepNewArgs {
     pub seeds: String,
 
     /// Preset to start from; `iris config --help` lists them.
-    #[arg(long, default_value = "tiny")]
+    #[arg(long, default_value = presets::DEFAULT)]
     pub preset: String,
 }
 
