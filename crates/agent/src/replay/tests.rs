@@ -5,22 +5,7 @@ use std::time::Instant;
 use engine::{Key, Rng};
 
 use super::*;
-
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Scratch {
-        let path = std::env::temp_dir().join(format!("iris-replay-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        Scratch(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+use crate::testing::Scratch;
 
 fn open(folder: &Scratch, max_steps: usize, table: Table) -> Result<Replay> {
     open_games(folder, max_steps, 1, table)
