@@ -299,6 +299,7 @@ mod tests {
 
     use super::*;
     use crate::picture::{Cell, Row};
+    use crate::testing::Scratch;
 
     const PACE: Pace = Pace { seconds: 1, pictures: 15 };
 
@@ -306,12 +307,6 @@ mod tests {
     fn pictures() -> Vec<Picture> {
         let cell = |i: u8| Cell { frame: (0..48).map(|j| j * i).collect(), ..Cell::default() };
         Picture::animation(&[Row::new("one", vec![cell(1), cell(3), cell(5)])], 4).collect()
-    }
-
-    fn scratch(name: &str) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("iris-animation-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        folder
     }
 
     #[test]
@@ -328,8 +323,8 @@ mod tests {
 
     #[test]
     fn a_gif_has_its_pictures_and_times() {
-        let folder = scratch("gif");
-        let (path, pictures) = (folder.join("a.gif"), pictures());
+        let scratch = Scratch::new("gif");
+        let (path, pictures) = (scratch.0.join("a.gif"), pictures());
         write_animation(pictures.clone(), PACE, &path).unwrap();
         let mut reader = gif::DecodeOptions::new().read_info(File::open(&path).unwrap()).unwrap();
         let mut frames = 0;
@@ -346,13 +341,12 @@ mod tests {
         let error = write_animation([pictures[0].clone(), Picture::blank(3, 1)], PACE, &path).unwrap_err();
         assert!(error.to_string().contains("a picture of 3 x 1 pixels follows one of "), "{error}");
         assert!(gif::DecodeOptions::new().read_info(File::open(&path).unwrap()).is_ok());
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
     fn an_apng_has_all_pictures_to_the_bit() {
-        let folder = scratch("apng");
-        let (path, pictures) = (folder.join("a.png"), pictures());
+        let scratch = Scratch::new("apng");
+        let (path, pictures) = (scratch.0.join("a.png"), pictures());
         write_animation(pictures.clone(), PACE, &path).unwrap();
         let mut reader = png::Decoder::new(BufReader::new(File::open(&path).unwrap())).read_info().unwrap();
         let control = reader.info().animation_control.unwrap();
@@ -365,20 +359,18 @@ mod tests {
             assert!(bytes == picture.rgb());
         }
         assert!(reader.next_frame(&mut bytes).is_err());
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     /// A full disk is not kept secret.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_full_disk_is_named() {
-        let folder = scratch("full");
+        let scratch = Scratch::new("full");
         for name in ["full.png", "full.gif"] {
-            let path = folder.join(name);
+            let path = scratch.0.join(name);
             std::os::unix::fs::symlink("/dev/full", &path).unwrap();
             let error = write_animation(pictures(), PACE, &path).unwrap_err().to_string();
             assert!(error.contains("No space left on device"), "{error}");
         }
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -81,12 +81,12 @@ impl PlayedGame {
 mod tests {
     use super::*;
     use crate::Archive;
+    use crate::testing::Scratch;
 
     #[test]
     fn a_game_is_written_as_it_was_played_and_read_back() {
-        let folder = std::env::temp_dir().join(format!("iris-by-hand-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let path = folder.join("game.npz");
+        let scratch = Scratch::new("by-hand");
+        let path = scratch.0.join("game.npz");
         let game = Game::find("arcade/catch").unwrap();
         // Catch ends after some drops, so that some of these actions come after the end.
         let played = PlayedGame { seed: 7, actions: (0..30).map(|i| i % 3).collect() };
@@ -138,6 +138,5 @@ mod tests {
         assert_eq!(short.write(&game, 32, &path).unwrap(), (1, 2));
         let cut = Archive::open(&path).unwrap().records()[1];
         assert!(cut.truncated && !cut.terminated);
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

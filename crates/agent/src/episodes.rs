@@ -300,12 +300,12 @@ pub(crate) fn write(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Scratch;
 
     #[test]
     fn archives_that_cannot_be_learnt_from_are_refused() {
-        let folder = std::env::temp_dir().join(format!("iris-archive-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let path = folder.join("episodes.npz");
+        let scratch = Scratch::new("archive");
+        let path = scratch.0.join("episodes.npz");
         let archive = |shape: &[usize], rewards: [f32; 3], starts: &[i64]| {
             let mut npz = Npz::create(&path).unwrap();
             let rewards: Vec<u8> = rewards.iter().flat_map(|reward| reward.to_le_bytes()).collect();
@@ -338,6 +338,5 @@ mod tests {
             let error = archive(&shape, rewards, starts).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

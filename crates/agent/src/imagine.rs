@@ -88,6 +88,40 @@ pub struct Trajectories {
     pub cell: Buffer,
 }
 
+impl Trajectories {
+    /// Room for `batch` dreams of `horizon` steps.
+    pub fn new(device: &Device, agent: &Agent, batch: usize, horizon: usize) -> Result<Trajectories> {
+        let tokens = [batch, horizon, agent.config.tokenizer.tokens()];
+        let tokens = device.buffer::<i32>("tokens of dreamt frames", tokens)?;
+        let actions = device.buffer::<i32>("dreamt actions", [batch, horizon])?;
+        Trajectories::of(device, agent, [batch, horizon], tokens, actions)
+    }
+
+    /// With room for the rest; the steps [B, T] are `shape`.
+    fn of(
+        device: &Device,
+        agent: &Agent,
+        shape: [usize; 2],
+        tokens: Buffer,
+        actions: Buffer,
+    ) -> Result<Trajectories> {
+        let ([batch, horizon], policy) = (shape, &agent.config.actor_critic);
+        let size = agent.config.tokenizer.frame_size;
+        let frames = || device.buffer::<f32>("dreamt frames", [batch, horizon, size, size, 3]);
+        let before = |name: &str| device.buffer::<f32>(name, [batch, policy.hidden]);
+        Ok(Trajectories {
+            frames: (policy.sees == Sees::Frames).then(frames).transpose()?,
+            tokens,
+            previous: previous_actions(device, agent, shape)?,
+            actions,
+            rewards: device.buffer::<f32>("dreamt rewards", shape)?,
+            ends: device.buffer::<i32>("dreamt ends", shape)?,
+            hidden: before("hidden state before the dream")?,
+            cell: before("cell state before the dream")?,
+        })
+    }
+}
+
 /// Where a step leaves what it computed on the way, for whoever asks for it.
 pub(crate) struct Details {
     /// [B, A]
@@ -130,10 +164,10 @@ impl Dreamer {
         key: Key,
     ) -> Result<Dreamer> {
         let (size, k) = (agent.config.tokenizer.frame_size, agent.config.tokenizer.tokens());
-        let width = agent.config.actor_critic.hidden;
-        let before = |name: &str| device.buffer::<f32>(name, [batch, width]);
         let state = State::new(device, agent, batch, horizon)?;
-        let frames = |name: &str, steps: usize| device.buffer::<f32>(name, [batch, steps, size, size, 3]);
+        let (tokens, actions) = (state.past_tokens.clone(), state.past_actions.clone());
+        let trajectories = Trajectories::of(device, agent, [batch, horizon], tokens, actions)?;
+        let frames = |name: &str| device.buffer::<f32>(name, [batch, burn_in, size, size, 3]);
         let sees_frames = agent.config.actor_critic.sees == Sees::Frames;
         Ok(Dreamer {
             batch,
@@ -142,7 +176,7 @@ impl Dreamer {
             stepper: Stepper::new(device, key),
             start: Start {
                 before: match sees_frames {
-                    true => frames("frames before the dream", burn_in)?,
+                    true => frames("frames before the dream")?,
                     false => device.buffer::<i32>("tokens before the dream", [batch, burn_in, k])?,
                 },
                 mask: device.buffer::<i32>("mask before the dream", [batch, burn_in])?,
@@ -153,16 +187,7 @@ impl Dreamer {
             given: device.buffer::<i32>("given actions", [batch])?,
             temperature: Temperature::new(device, 1.0)?,
             gallery: if sees_frames { Gallery::new(device, agent, batch)? } else { None },
-            trajectories: Trajectories {
-                frames: sees_frames.then(|| frames("dreamt frames", horizon)).transpose()?,
-                tokens: state.past_tokens.clone(),
-                previous: previous_actions(device, agent, [batch, horizon])?,
-                actions: state.past_actions.clone(),
-                rewards: device.buffer::<f32>("dreamt rewards", [batch, horizon])?,
-                ends: device.buffer::<i32>("dreamt ends", [batch, horizon])?,
-                hidden: before("hidden state before the dream")?,
-                cell: before("cell state before the dream")?,
-            },
+            trajectories,
             state,
         })
     }

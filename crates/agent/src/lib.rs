@@ -28,6 +28,8 @@ mod replay;
 mod rewards;
 mod rollout;
 mod scenes;
+#[doc(hidden)]
+pub mod testing;
 mod tokenizer;
 pub mod train;
 mod world_model;

@@ -206,6 +206,7 @@ fn header(dtype: Dtype, shape: &[usize]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Scratch;
 
     #[test]
     fn headers_have_the_documented_form() {
@@ -219,9 +220,8 @@ mod tests {
 
     #[test]
     fn arrays_can_be_read_back_and_damage_is_noticed() {
-        let folder = std::env::temp_dir().join(format!("iris-npz-read-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let path = folder.join("a.npz");
+        let scratch = Scratch::new("npz-read");
+        let path = scratch.0.join("a.npz");
         // More than is read at a time.
         let written: Vec<u8> = (0..100_000u32).map(|i| (i % 251) as u8).collect();
         let mut npz = Npz::create(&path).unwrap();
@@ -261,18 +261,16 @@ mod tests {
             let found = read(&damaged, "a", Dtype::U8, &[50_000, 2]);
             assert!(found.is_err() || found.is_ok_and(|found| found == written), "byte {at}");
         }
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
     fn an_archive_is_there_whole_or_not_at_all() {
-        let folder = std::env::temp_dir().join(format!("iris-npz-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let path = folder.join("a.npz");
+        let scratch = Scratch::new("npz");
+        let path = scratch.0.join("a.npz");
         let mut npz = Npz::create(&path).unwrap();
         npz.array("a", Dtype::U8, &[2]).unwrap();
         drop(npz);
-        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(&scratch.0).unwrap().count(), 0);
 
         let write = || {
             let mut npz = Npz::create(&path).unwrap();
@@ -284,7 +282,7 @@ mod tests {
             std::fs::read(&path).unwrap()
         };
         assert!(write() == write(), "the bytes depend on more than the contents");
-        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+        assert_eq!(std::fs::read_dir(&scratch.0).unwrap().count(), 1);
         let mut zip = zip::ZipArchive::new(File::open(&path).unwrap()).unwrap();
         assert_eq!(zip.len(), 2);
         let mut bytes = Vec::new();
@@ -293,8 +291,7 @@ mod tests {
         assert_eq!(zip.by_name("b.npy").unwrap().size(), 128);
 
         // A folder of that name is left alone.
-        let error = Npz::create(&folder).err().unwrap().to_string();
+        let error = Npz::create(&scratch.0).err().unwrap().to_string();
         assert!(error.ends_with("it is not a regular file"), "{error}");
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

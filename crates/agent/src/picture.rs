@@ -279,6 +279,7 @@ mod tests {
     use std::fs::File;
 
     use super::*;
+    use crate::testing::Scratch;
 
     #[test]
     fn strips_say_what_a_step_brought() {
@@ -358,22 +359,22 @@ mod tests {
 
     #[test]
     fn files_can_be_read_back() {
-        let folder = std::env::temp_dir().join(format!("iris-picture-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+        let scratch = Scratch::new("picture");
         let cell = Cell { frame: (0..48).map(|i| i * 5).collect(), ..Cell::default() };
         let picture = Picture::strip(&[Row::new("one", vec![cell])], 4);
-        picture.write_png(&folder.join("a.png")).unwrap();
-        let file = std::io::BufReader::new(File::open(folder.join("a.png")).unwrap());
+        picture.write_png(&scratch.0.join("a.png")).unwrap();
+        let file = std::io::BufReader::new(File::open(scratch.0.join("a.png")).unwrap());
         let mut reader = png::Decoder::new(file).read_info().unwrap();
         let mut bytes = vec![0; reader.output_buffer_size().unwrap()];
         reader.next_frame(&mut bytes).unwrap();
         assert_eq!(bytes, picture.pixels.as_flattened());
-        assert!(picture.write_png(&folder.join("no/such/folder.png")).is_err());
+        assert!(picture.write_png(&scratch.0.join("no/such/folder.png")).is_err());
         // What a link leads to is written, not the link.
-        std::os::unix::fs::symlink(folder.join("a.png"), folder.join("link.png")).unwrap();
-        std::fs::write(folder.join("a.png"), "").unwrap();
-        picture.write_png(&folder.join("link.png")).unwrap();
-        assert!(folder.join("link.png").is_symlink() && folder.join("a.png").metadata().unwrap().len() > 0);
-        std::fs::remove_dir_all(&folder).unwrap();
+        std::os::unix::fs::symlink(scratch.0.join("a.png"), scratch.0.join("link.png")).unwrap();
+        std::fs::write(scratch.0.join("a.png"), "").unwrap();
+        picture.write_png(&scratch.0.join("link.png")).unwrap();
+        assert!(
+            scratch.0.join("link.png").is_symlink() && scratch.0.join("a.png").metadata().unwrap().len() > 0
+        );
     }
 }

@@ -1,8 +1,7 @@
 //! What holds for networks of any size: decoding step by step, dreams, the two ways to treat an end, files.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::path::PathBuf;
-
+use agent::testing::Scratch;
 use agent::{Acting, Agent, AgentConfig, CheckpointError, Dreamer, Policy, Returns, Trajectories};
 use engine::{Buffer, Device, Key, Lstm, Result, Rng, Stepper};
 
@@ -312,23 +311,6 @@ fn what_follows_an_end_counts_only_the_releases_way() -> Result<()> {
     let expected = errors.iter().map(|e| e * e).sum::<f32>() / 4.0;
     assert!((losses(true, 0.0)?[1] - expected).abs() < 1e-5);
     Ok(())
-}
-
-/// A folder of this test's own, removed at the end.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Scratch {
-        let path = std::env::temp_dir().join(format!("iris-agent-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Scratch(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 fn all_values(agent: &Agent) -> Vec<f32> {

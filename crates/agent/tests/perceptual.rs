@@ -7,31 +7,17 @@ mod common;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use agent::testing::Scratch;
 use agent::{CheckpointError, Perceptual, reference::import_perceptual};
 use common::{Golden, assert_close, nhwc};
 use engine::{Device, Key, Result, Stepper};
 use safetensors::tensor::{Dtype, TensorView};
 
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Scratch {
-        let path = std::env::temp_dir().join(format!("iris-perceptual-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Scratch(path)
-    }
-
-    fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
-        let path = self.0.join(name);
-        std::fs::write(&path, bytes).unwrap();
-        path
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+/// A file of these bytes.
+fn write(scratch: &Scratch, name: &str, bytes: &[u8]) -> PathBuf {
+    let path = scratch.0.join(name);
+    std::fs::write(&path, bytes).unwrap();
+    path
 }
 
 fn lpips(name: &str) -> PathBuf {
@@ -166,13 +152,13 @@ fn every_format_gives_pytorchs_distance() {
     golden.fill(&expected.network, "tokenizer.lpips");
     let tensors = vgg(&golden);
     let linear = golden_linear(&golden);
-    let linear = scratch.write("lpips.safetensors", &as_safetensors(&linear));
+    let linear = write(&scratch, "lpips.safetensors", &as_safetensors(&linear));
     for (name, bytes, lpips) in [
         ("vgg16.pth", as_legacy(&tensors), lpips("lpips.pth")),
         ("vgg16.pt", as_zip(&tensors), lpips("lpips.pt")),
         ("vgg16.safetensors", as_safetensors(&tensors), linear),
     ] {
-        let vgg = scratch.write(name, &bytes);
+        let vgg = write(&scratch, name, &bytes);
         let imported = import_perceptual(&device, &vgg, &lpips).unwrap();
         assert_eq!(values(&imported), values(&expected), "{name}");
         assert_eq!(imported.dropout, 0.0);
@@ -221,7 +207,7 @@ fn bad_files_are_refused_with_one_message() {
     let with = |change: &dyn Fn(&mut Vec<Tensor>)| {
         let mut tensors = good.clone();
         change(&mut tensors);
-        refusal(&scratch.write("v.pth", &as_legacy(&tensors)), &lpips("lpips.pth"))
+        refusal(&write(&scratch, "v.pth", &as_legacy(&tensors)), &lpips("lpips.pth"))
     };
     assert_eq!(with(&|t| drop(t.remove(4))), "/v.pth: entry `features.5.weight` is missing");
     assert_eq!(
@@ -243,7 +229,7 @@ fn bad_files_are_refused_with_one_message() {
     );
 
     // Cut off anywhere, in every format; the first bytes tell the formats apart.
-    let vgg = scratch.write("v.safetensors", &as_safetensors(&good));
+    let vgg = write(&scratch, "v.safetensors", &as_safetensors(&good));
     let files = [
         std::fs::read(lpips("lpips.pth")).unwrap(),
         std::fs::read(lpips("lpips.pt")).unwrap(),
@@ -251,7 +237,7 @@ fn bad_files_are_refused_with_one_message() {
     ];
     for whole in files {
         for length in (0..whole.len()).step_by(211).chain([whole.len() - 1]) {
-            let cut = scratch.write("cut", &whole[..length]);
+            let cut = write(&scratch, "cut", &whole[..length]);
             let text = refusal(&vgg, &cut);
             assert!(
                 [
@@ -271,7 +257,7 @@ fn bad_files_are_refused_with_one_message() {
     let counts = whole.windows(8).position(|w| w == 64u64.to_le_bytes()).unwrap();
     let mut other = whole.clone();
     other[counts] = 65;
-    let text = refusal(&vgg, &scratch.write("other", &other));
+    let text = refusal(&vgg, &write(&scratch, "other", &other));
     assert_eq!(
         text,
         "/other is not a PyTorch checkpoint: storage 0 does not have the 64 elements its tensors expect"

@@ -178,17 +178,7 @@ fn compare_actor_critic(sizes: &Sizes) -> Result<()> {
     golden.fill(&agent.actor_critic.network, "actor_critic");
     let (batch, time, size) = (sizes.dreams, sizes.horizon, config.tokenizer.frame_size);
     let hidden = config.actor_critic.hidden;
-    let seen = device.buffer::<f32>("frames", [batch, time, size, size, 3])?;
-    let dreamt = Trajectories {
-        frames: Some(seen.clone()),
-        tokens: device.buffer::<i32>("tokens", [batch, time, config.tokenizer.tokens()])?,
-        previous: None,
-        actions: device.buffer::<i32>("actions", [batch, time])?,
-        rewards: device.buffer::<f32>("rewards", [batch, time])?,
-        ends: device.buffer::<i32>("ends", [batch, time])?,
-        hidden: device.buffer::<f32>("hidden", [batch, hidden])?,
-        cell: device.buffer::<f32>("cell", [batch, hidden])?,
-    };
+    let dreamt = Trajectories::new(&device, &agent, batch, time)?;
     let returns = Returns { stop_at_end: false, ..Returns::default() };
     let objective = ActorCriticObjective::new(dreamt, returns);
     compare(sizes, &device, 100, (objective, &agent), Adam::default(), |objective, update| {
@@ -202,7 +192,7 @@ fn compare_actor_critic(sizes: &Sizes) -> Result<()> {
         let rewards: Vec<f32> = integers("ac_rewards", 4).iter().map(|r| (r - 1).min(1) as f32).collect();
         let ends: Vec<i32> = integers("ac_ends", 8).iter().map(|end| i32::from(*end == 0)).collect();
         let dreamt = &objective.dreamt;
-        seen.write(&frames)?;
+        dreamt.frames.as_ref().unwrap().write(&frames)?;
         dreamt.actions.write(&integers("ac_actions", config.actions as u32))?;
         dreamt.rewards.write(&rewards)?;
         dreamt.ends.write(&ends)?;

@@ -207,13 +207,7 @@ pub struct TrainArgs {
     pub port: Option<u16>,
 
     #[command(flatten)]
-    pub device: DeviceArgs,
-
-    #[command(flatten)]
-    pub memory: MemoryArgs,
-
-    #[command(flatten)]
-    pub trackio: TrackioArgs,
+    pub task: TaskOptions,
 }
 
 /// Play whole games with a trained agent and print how well it does.

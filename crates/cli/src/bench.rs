@@ -176,11 +176,9 @@ impl Bench {
         Ok(buffer)
     }
 
-    fn numbers(&mut self, name: &str, shape: impl Into<Shape>) -> Result<Buffer> {
-        let buffer = self.device.buffer::<f32>(name, shape)?;
+    fn random_numbers(&mut self, buffer: &Buffer) -> Result<()> {
         let values: Vec<f32> = (0..buffer.shape().len()).map(|_| self.rng.uniform()).collect();
-        buffer.write(&values)?;
-        Ok(buffer)
+        Ok(buffer.write(&values)?)
     }
 
     fn random_integers(&mut self, buffer: &Buffer, below: u32) -> Result<()> {
@@ -217,23 +215,13 @@ impl Bench {
 
     fn actor_critic(&mut self) -> Result<f64> {
         let Load { dreams, horizon, .. } = self.load;
-        let (size, tokens) = (self.config.tokenizer.frame_size, self.config.tokenizer.tokens());
-        let hidden = self.config.actor_critic.hidden;
-        let frames = match self.config.actor_critic.sees {
-            Sees::Frames => Some(self.numbers("frames", [dreams, horizon, size, size, 3])?),
-            Sees::Codes => None,
-        };
-        let dreamt = Trajectories {
-            frames,
-            tokens: self.integers("tokens", [dreams, horizon, tokens], 512)?,
-            previous: None,
-            actions: self.integers("actions", [dreams, horizon], 6)?,
-            rewards: self.numbers("rewards", [dreams, horizon])?,
-            ends: self.integers("ends", [dreams, horizon], 1)?,
-            hidden: self.numbers("hidden", [dreams, hidden])?,
-            cell: self.numbers("cell", [dreams, hidden])?,
-        };
         let agent = Agent::new(&self.device, &self.config, 0)?;
+        let dreamt = Trajectories::new(&self.device, &agent, dreams, horizon)?;
+        dreamt.frames.iter().try_for_each(|frames| self.random_numbers(frames))?;
+        self.random_integers(&dreamt.tokens, 512)?;
+        self.random_integers(&dreamt.actions, 6)?;
+        self.random_numbers(&dreamt.rewards)?;
+        [&dreamt.hidden, &dreamt.cell].into_iter().try_for_each(|state| self.random_numbers(state))?;
         self.updates(ActorCriticObjective::new(dreamt, Returns::default()), Adam::default(), &agent)
     }
 
@@ -243,10 +231,7 @@ impl Bench {
         let mut dreamer = Dreamer::new(&self.device, &agent, dreams, horizon, 20, Key::new(0, 1))?;
         let before = &dreamer.start().before;
         match self.config.actor_critic.sees {
-            Sees::Frames => {
-                let frames = self.numbers("frames", before.shape())?;
-                before.write(&frames.read::<f32>()?)?;
-            }
+            Sees::Frames => self.random_numbers(before)?,
             Sees::Codes => self.random_integers(before, 512)?,
         }
         dreamer.start().mask.write(&vec![1i32; dreams * 20])?;

@@ -216,25 +216,15 @@ fn world_model(device: &Device, config: &AgentConfig, rng: &mut Rng) -> Result<(
 }
 
 fn actor_critic(device: &Device, config: &AgentConfig, frames: &[u8], rng: &mut Rng) -> Result<Vec<f32>> {
-    let state = device.buffer::<f32>("state", [BATCH, config.actor_critic.hidden])?;
-    let seen = device.buffer::<f32>("frames", [BATCH, STEPS, FRAME_SIZE, FRAME_SIZE, 3])?;
-    let dreamt = Trajectories {
-        frames: Some(seen.clone()),
-        tokens: device.buffer::<i32>("tokens", [BATCH, STEPS, config.tokenizer.tokens()])?,
-        previous: None,
-        actions: device.buffer::<i32>("actions", [BATCH, STEPS])?,
-        rewards: device.buffer::<f32>("rewards", [BATCH, STEPS])?,
-        ends: device.buffer::<i32>("ends", [BATCH, STEPS])?,
-        hidden: state.clone(),
-        cell: state,
-    };
-    seen.write(&frames.iter().map(|byte| f32::from(*byte) / 255.0).collect::<Vec<_>>())?;
+    let agent = Agent::new(device, config, SEED)?;
+    let dreamt = Trajectories::new(device, &agent, BATCH, STEPS)?;
+    let frames: Vec<f32> = frames.iter().map(|byte| f32::from(*byte) / 255.0).collect();
+    dreamt.frames.iter().try_for_each(|seen| seen.write(&frames))?;
     random_integers(&dreamt.actions, config.actions, rng)?;
     // Before the last step, so that returns do not move with the values.
     let ends: Vec<i32> = (0..BATCH * STEPS).map(|i| i32::from((i + 2) % STEPS == 0)).collect();
     dreamt.ends.write(&ends)?;
     dreamt.rewards.write(&(0..BATCH * STEPS).map(|_| rng.uniform()).collect::<Vec<f32>>())?;
-    let agent = Agent::new(device, config, SEED)?;
     train(device, ActorCriticObjective::new(dreamt, Returns::default()), &agent, 3e-4)
 }
 

@@ -223,6 +223,8 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::net::TcpListener;
 
+    use agent::testing::Scratch;
+
     use super::*;
 
     fn tracker(target: Target) -> Tracker {
@@ -233,12 +235,11 @@ mod tests {
 
     #[test]
     fn an_epoch_is_a_line_of_the_inbox() {
-        let folder = std::env::temp_dir().join(format!("iris-trackio-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&folder);
-        let mut tracker = tracker(Target::Inbox(folder.join("iris-1")));
+        let scratch = Scratch::new("trackio");
+        let mut tracker = tracker(Target::Inbox(scratch.0.join("iris-1")));
         tracker.log(1, &[("a/loss".into(), 0.5)]);
         tracker.log(2, &[("a/loss".into(), 0.25)]);
-        let read = |name: &str| std::fs::read_to_string(folder.join("iris-1").join(name)).unwrap();
+        let read = |name: &str| std::fs::read_to_string(scratch.0.join("iris-1").join(name)).unwrap();
         let mut line: Value = serde_json::from_str(&read("00000000.jsonl")).unwrap();
         let time = line["timestamp"].take();
         assert!(time.as_str().is_some_and(|time| time.len() == 25 && time.starts_with("20")), "{time}");
@@ -248,7 +249,6 @@ mod tests {
         });
         assert_eq!(line, expected);
         assert!(read("00000001.jsonl").contains("\"log_id\":\"iris-1-2\""));
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

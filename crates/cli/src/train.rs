@@ -47,8 +47,8 @@ type Listener<'a> = &'a mut dyn FnMut(Moment);
 
 /// Trains a run until it is over or asked to stop. A listener hears how far it is.
 pub fn watched(args: TrainArgs, stop: Stop, listener: Option<Listener>) -> Result<Ended> {
-    let device = args.device.open()?.with_memory(args.memory.gpu_memory);
-    if args.memory.gpu_memory.is_some() && !device.is_gpu() {
+    let device = args.task.device.open()?.with_memory(args.task.memory.gpu_memory);
+    if args.task.memory.gpu_memory.is_some() && !device.is_gpu() {
         tell!("note: --gpu-memory changes nothing on the CPU");
     }
     let port = studio::port_beside(&args)?;
@@ -59,7 +59,7 @@ pub fn watched(args: TrainArgs, stop: Stop, listener: Option<Listener>) -> Resul
         (None, None) => create(&args, &device)?,
     };
     let first = trainer.epoch;
-    let (env, place) = (&trainer.config.env, args.device.describe(&device));
+    let (env, place) = (&trainer.config.env, args.task.device.describe(&device));
     tell!("{env} on {place}, in {}", run.folder().display());
     if let Some(variant) = trainer.game().variant() {
         tell!("{}: {variant}", trainer.config.env);
@@ -74,7 +74,7 @@ pub fn watched(args: TrainArgs, stop: Stop, listener: Option<Listener>) -> Resul
         return Ok(Ended::Done);
     }
     let protocol = config::protocol_remark(&trainer.config.atari, trainer.game());
-    let advised = presets::remark(&trainer.config, &args.device, device.is_gpu());
+    let advised = presets::remark(&trainer.config, &args.task.device, device.is_gpu());
     remarks(&trainer.config)
         .iter()
         .chain(&protocol)
@@ -99,7 +99,7 @@ pub fn watched(args: TrainArgs, stop: Stop, listener: Option<Listener>) -> Resul
     let _page = port.map(|port| studio::beside(port, run.folder(), &device)).transpose()?;
     let mut watch = Watch::new(run.folder(), stop, &trainer);
     watch.listener = listener;
-    if let Some(project) = &args.trackio.trackio {
+    if let Some(project) = &args.task.trackio.trackio {
         watch.tracker = Some(Tracker::new(project, run.folder(), &trainer.config)?);
     }
     watch.forecast(&device);

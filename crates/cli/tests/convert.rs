@@ -8,6 +8,7 @@ use std::io::{Cursor, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use agent::testing::Scratch;
 use safetensors::SafeTensors;
 
 fn iris(arguments: &[&str]) -> Output {
@@ -31,24 +32,9 @@ fn tiny() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints/tiny.pt")
 }
 
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Scratch {
-        let path = std::env::temp_dir().join(format!("iris-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Scratch(path)
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.join(name).to_string_lossy().into_owned()
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+/// A file in a folder of the test's own, as a word of a command line.
+fn in_folder(scratch: &Scratch, name: &str) -> String {
+    scratch.0.join(name).to_string_lossy().into_owned()
 }
 
 /// The entries of a zip.
@@ -87,7 +73,7 @@ fn edited(path: &str, from: &[u8], to: &[u8]) {
 #[test]
 fn a_checkpoint_comes_back_as_it_was() {
     let scratch = Scratch::new("roundtrip");
-    let (agent, file) = (scratch.path("agent"), scratch.path("back.safetensors"));
+    let (agent, file) = (in_folder(&scratch, "agent"), in_folder(&scratch, "back.safetensors"));
     let said = stdout(&iris(&["import", tiny().to_str().unwrap(), "--out", &agent]));
     assert!(said.starts_with("imported an agent with 3 actions"), "{said}");
     assert!(said.contains("8 x 8 pixels to 16 of 5 tokens"), "{said}");
@@ -96,7 +82,7 @@ fn a_checkpoint_comes_back_as_it_was() {
 
     let bytes = std::fs::read(&file).unwrap();
     // What was exported can be imported, and is the same agent.
-    let again = scratch.path("again");
+    let again = in_folder(&scratch, "again");
     stdout(&iris(&["import", &file, "--out", &again]));
     let weights = |folder: &str| std::fs::read(format!("{folder}/agent.safetensors")).unwrap();
     assert!(weights(&agent) == weights(&again));
@@ -131,7 +117,7 @@ fn a_checkpoint_comes_back_as_it_was() {
 #[test]
 fn bad_checkpoints_get_one_clear_line_and_leave_nothing() {
     let scratch = Scratch::new("bad");
-    let (bad, out) = (scratch.path("bad.pt"), scratch.path("agent"));
+    let (bad, out) = (in_folder(&scratch, "bad.pt"), in_folder(&scratch, "agent"));
     let import = || stderr(&iris(&["import", &bad, "--out", &out]));
 
     assert!(import().contains("cannot read"), "missing file");
@@ -206,14 +192,14 @@ fn bad_checkpoints_get_one_clear_line_and_leave_nothing() {
 #[test]
 fn other_attention_than_causal_is_refused() {
     let scratch = Scratch::new("mask");
-    let (agent, file) = (scratch.path("agent"), scratch.path("file.safetensors"));
+    let (agent, file) = (in_folder(&scratch, "agent"), in_folder(&scratch, "file.safetensors"));
     stdout(&iris(&["import", tiny().to_str().unwrap(), "--out", &agent]));
     stdout(&iris(&["export", &agent, "--out", &file]));
     let causal = std::fs::read(&file).unwrap();
     let mask = "world_model.transformer.blocks.1.attn.mask";
     let (header, metadata) = SafeTensors::read_metadata(&causal).unwrap();
     let at = 8 + header + metadata.info(mask).unwrap().data_offsets.0;
-    let out = scratch.path("refused");
+    let out = in_folder(&scratch, "refused");
     // The first frame token sees the second; the last position does not see the first.
     for (element, value) in [(1, 1.0f32), (50 * 51, 0.0)] {
         let mut bytes = causal.clone();
@@ -228,7 +214,7 @@ fn other_attention_than_causal_is_refused() {
 #[test]
 fn bad_agents_are_not_exported() {
     let scratch = Scratch::new("bad-agent");
-    let (agent, file) = (scratch.path("agent"), scratch.path("out.safetensors"));
+    let (agent, file) = (in_folder(&scratch, "agent"), in_folder(&scratch, "out.safetensors"));
     let export = || stderr(&iris(&["export", &agent, "--out", &file]));
     assert!(export().contains("there is no folder"));
     std::fs::create_dir_all(&agent).unwrap();
@@ -237,7 +223,7 @@ fn bad_agents_are_not_exported() {
     assert!(!Path::new(&file).exists());
     // A target that cannot be written.
     stdout(&iris(&["import", tiny().to_str().unwrap(), "--out", &agent]));
-    let error = stderr(&iris(&["export", &agent, "--out", &scratch.path("no/such/folder/file")]));
+    let error = stderr(&iris(&["export", &agent, "--out", &in_folder(&scratch, "no/such/folder/file")]));
     assert!(error.contains("cannot write"), "{error}");
     // The agent itself is no place for what is made from it.
     let own = format!("{agent}/agent.safetensors");
@@ -248,7 +234,7 @@ fn bad_agents_are_not_exported() {
     // An agent and a run do not share a folder.
     let error = stderr(&iris(&["train", "epochs=1", "--out", &agent]));
     assert!(error.contains("holds an imported agent"), "{error}");
-    let run = scratch.path("run");
+    let run = in_folder(&scratch, "run");
     std::fs::create_dir_all(format!("{run}/checkpoints/000001")).unwrap();
     let error = stderr(&iris(&["import", tiny().to_str().unwrap(), "--out", &run]));
     assert!(error.contains("holds a run"), "{error}");
@@ -261,7 +247,7 @@ fn fuzzed_checkpoints_never_panic() {
     let scratch = Scratch::new("fuzz");
     let device = engine::Device::cpu(Some(1)).unwrap();
     let (whole, entries) = (std::fs::read(tiny()).unwrap(), unpack(&tiny()));
-    let path = scratch.path("fuzzed.pt");
+    let path = in_folder(&scratch, "fuzzed.pt");
     for round in 0..rounds {
         let mut rng = engine::Rng::new(engine::Key { seed: 2, stream: 0, step: round });
         let mut damage = |bytes: &mut Vec<u8>| {

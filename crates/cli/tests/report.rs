@@ -1,21 +1,26 @@
 //! `iris report`, as a user runs it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::{Command, Output};
 
-struct Scratch(PathBuf);
+use agent::testing::Scratch;
 
-impl Scratch {
-    fn new(name: &str) -> Scratch {
-        let path = std::env::temp_dir().join(format!("iris-report-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Scratch(path)
+/// The folder that a report is made in.
+struct Folder(Scratch);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        Folder(Scratch::new(&format!("report-{name}")))
+    }
+
+    fn path(&self) -> &Path {
+        &self.0.0
     }
 
     fn iris(&self, arguments: &[&str]) -> Output {
         Command::new(env!("CARGO_BIN_EXE_iris"))
-            .current_dir(&self.0)
+            .current_dir(self.path())
             .arg("report")
             .args(arguments)
             .output()
@@ -23,7 +28,7 @@ impl Scratch {
     }
 
     fn read(&self, name: &str) -> Vec<u8> {
-        std::fs::read(self.0.join(name)).unwrap()
+        std::fs::read(self.path().join(name)).unwrap()
     }
 
     fn text(&self, name: &str) -> String {
@@ -31,15 +36,9 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 #[test]
 fn the_paper_without_arguments() {
-    let scratch = Scratch::new("paper");
+    let scratch = Folder::new("paper");
     let output = scratch.iris(&["--reps", "50"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let printed = String::from_utf8(output.stdout).unwrap();
@@ -87,7 +86,7 @@ fn the_paper_without_arguments() {
 
 #[test]
 fn the_page_holds_everything_and_asks_for_nothing() {
-    let scratch = Scratch::new("page");
+    let scratch = Folder::new("page");
     assert!(scratch.iris(&["--reps", "20", "--out", "there"]).status.success());
     let page = scratch.text("there/report.html");
     assert_eq!(page.matches("<svg").count(), 4);
@@ -99,7 +98,7 @@ fn the_page_holds_everything_and_asks_for_nothing() {
 
 #[test]
 fn the_same_seed_gives_the_same_report() {
-    let scratch = Scratch::new("seed");
+    let scratch = Folder::new("seed");
     let json = |seed: &str, out: &str| {
         let arguments = ["--agents", "IRIS,TWM", "--reps", "200", "--seed", seed, "--out", out];
         assert!(scratch.iris(&arguments).status.success());
@@ -113,9 +112,9 @@ fn the_same_seed_gives_the_same_report() {
 
 #[test]
 fn our_runs_and_their_curve() {
-    let scratch = Scratch::new("runs");
+    let scratch = Folder::new("runs");
     for seed in 0..2 {
-        let run = scratch.0.join(format!("runs/catch-{seed}"));
+        let run = scratch.path().join(format!("runs/catch-{seed}"));
         std::fs::create_dir_all(&run).unwrap();
         std::fs::write(
             run.join("config.toml"),
@@ -155,20 +154,23 @@ fn our_runs_and_their_curve() {
     // A run and its evaluation are one run; nobody but the user can tell.
     let evaluation =
         r#"{"env":"arcade/catch","run":"runs/catch-0","mean":2.0,"progress":0.2,"returns":[2.0]}"#;
-    std::fs::write(scratch.0.join("evaluation.json"), evaluation).unwrap();
+    std::fs::write(scratch.path().join("evaluation.json"), evaluation).unwrap();
     let output = scratch.iris(&["runs/catch-0", "evaluation.json", "--reps", "20"]);
     let notes = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(notes.contains("in runs/catch-0, of which there is a score already"), "{notes}");
 
     // No figure stays of a report that was here before.
     assert!(scratch.iris(&["--agents", "IRIS", "--reps", "20"]).status.success());
-    assert!(!scratch.0.join("report/curves.svg").exists() && !scratch.0.join("report/curves.png").exists());
+    assert!(
+        !scratch.path().join("report/curves.svg").exists()
+            && !scratch.path().join("report/curves.png").exists()
+    );
 }
 
 #[test]
 fn mistakes_are_one_line() {
-    let scratch = Scratch::new("mistakes");
-    std::fs::write(scratch.0.join("mine.json"), r#"{"Zaxxon": [1.0]}"#).unwrap();
+    let scratch = Folder::new("mistakes");
+    std::fs::write(scratch.path().join("mine.json"), r#"{"Zaxxon": [1.0]}"#).unwrap();
     let cases: [(&[&str], &str); 5] = [
         (&["mine.json"], "no random and human score for Zaxxon. Give them with --references FILE"),
         (&["--agents", "Dreamer"], "no published agent is called Dreamer"),
@@ -189,8 +191,8 @@ fn mistakes_are_one_line() {
 
 #[test]
 fn scores_of_built_in_games_need_no_references() {
-    let scratch = Scratch::new("arcade");
-    std::fs::write(scratch.0.join("mine.json"), r#"{"arcade/catch": [5.0, 1.225]}"#).unwrap();
+    let scratch = Folder::new("arcade");
+    std::fs::write(scratch.path().join("mine.json"), r#"{"arcade/catch": [5.0, 1.225]}"#).unwrap();
     let output = scratch.iris(&["mine.json", "--reps", "20"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let json: serde_json::Value = serde_json::from_slice(&scratch.read("report/report.json")).unwrap();
@@ -202,9 +204,9 @@ fn scores_of_built_in_games_need_no_references() {
 /// The user's agent stands out among the published ones, and 4.99 is not 5.
 #[test]
 fn own_agents_are_set_apart() {
-    let scratch = Scratch::new("apart");
+    let scratch = Folder::new("apart");
     let scores = r#"{"Pong": [1.0, 2.0], "arcade/catch": [4.99, 4.99]}"#;
-    std::fs::write(scratch.0.join("mine.json"), scores).unwrap();
+    std::fs::write(scratch.path().join("mine.json"), scores).unwrap();
     let output = scratch.iris(&["mine.json", "--agents", "all", "--reps", "20"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(scratch.text("report/table.md").contains("| arcade/catch | -2.55 | 5.00 | "));
@@ -219,9 +221,9 @@ fn own_agents_are_set_apart() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_report_needs_no_threads() {
-    let scratch = Scratch::new("threads");
+    let scratch = Folder::new("threads");
     let output = Command::new("sh")
-        .current_dir(&scratch.0)
+        .current_dir(scratch.path())
         // A stack of a gigabyte does not fit into half of one, and a thread that does not start takes nothing from the rest.
         .args([
             "-c",

@@ -1,20 +1,15 @@
 //! Files and folders, good and odd, and the answer to each.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod common;
+
 use std::path::{Path, PathBuf};
 
+use common::Scratch;
 use report::{Report, Request, Rng, Settings, gather};
 use serde_json::Value;
 
-struct Scratch(PathBuf);
-
 impl Scratch {
-    fn new(name: &str) -> Scratch {
-        let path = std::env::temp_dir().join(format!("iris-inputs-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Scratch(path)
-    }
-
     fn file(&self, name: &str, text: &str) -> PathBuf {
         let path = self.0.join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -38,12 +33,6 @@ impl Scratch {
         };
         let metrics = self.file(&format!("{name}/metrics.jsonl"), &(line(1, 0.0) + &line(2, last)));
         metrics.parent().unwrap().to_path_buf()
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

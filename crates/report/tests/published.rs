@@ -1,6 +1,9 @@
 //! The published scores give the paper's numbers, and rliable's intervals.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod common;
+
+use common::Scratch;
 use report::{Report, Request, Rng, Settings, gather, variant_tables, write};
 use serde_json::Value;
 
@@ -137,11 +140,10 @@ fn the_papers_table_and_its_marks() {
     for expected in PAPER.lines() {
         assert_eq!(words(lines.next().unwrap()), words(expected));
     }
-    let folder = std::env::temp_dir().join(format!("iris-report-paper-{}", std::process::id()));
-    write(&report, &folder).unwrap();
-    let markdown = std::fs::read_to_string(folder.join("table.md")).unwrap();
-    let latex = std::fs::read_to_string(folder.join("table.tex")).unwrap();
-    std::fs::remove_dir_all(&folder).unwrap();
+    let scratch = Scratch::new("paper");
+    write(&report, &scratch.0).unwrap();
+    let markdown = std::fs::read_to_string(scratch.0.join("table.md")).unwrap();
+    let latex = std::fs::read_to_string(scratch.0.join("table.tex")).unwrap();
     let groups = "|  |  |  | Lookahead search |  | No lookahead search |  |  |  |  |\n";
     assert!(markdown.starts_with(groups), "{markdown}");
     assert!(markdown.contains(
@@ -211,12 +213,10 @@ fn tables_7_and_8() {
     assert_eq!(words(&tables[1].text()), words(expected));
 
     // Scores of the 10M variant come from a file. (Not the paper's: twice the human's in two games.)
-    let folder = std::env::temp_dir().join(format!("iris-report-variants-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let file = folder.join("IRIS-10M.json");
+    let scratch = Scratch::new("variants");
+    let file = scratch.0.join("IRIS-10M.json");
     std::fs::write(&file, r#"{"Pong": [49.9], "Alien": [14027.6]}"#).unwrap();
     let tables = variant_tables(&gather(&request(vec![file], &["none"])).unwrap()).unwrap();
-    std::fs::remove_dir_all(&folder).unwrap();
     let printed = words(&tables[1].text());
     assert_eq!(printed[1], ["Alien", "420.0", "14027.6", "+3240%"]);
     assert_eq!(printed[3], ["#Superhuman", "1", "2", "+100%"]);

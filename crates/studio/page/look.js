@@ -1,6 +1,6 @@
 // Look: what the networks make of a recorded frame.
 
-import { busy, field, panel, problems, released, unknown } from "./parts.js";
+import { busy, field, panel, problems, recorded } from "./parts.js";
 import { bytes, difference, draw, fit, fitAll, heat, withObject } from "./pixels.js";
 import { counted, number, percent } from "./words.js";
 
@@ -13,15 +13,9 @@ export async function show(root, context) {
     root.append(h("p", { class: "card empty" }, "There is no run yet into whose agent one could look."));
     return () => {};
   }
-  const id = (name) => `look-${name}`;
-  const runChooser = h("select", { id: id("run"), onchange: () => { strangers(); openRun(); } }, runs.map((run) => h("option", { value: run.id }, run.name)));
-  const episodeChooser = h("select", { id: id("episode"), onchange: () => openEpisode(0) });
-  const scrub = h("input", { id: id("step"), type: "range", min: 0, max: 0, step: 1, value: 0, oninput: () => go(Number(scrub.value)) });
-  released(scrub);
+  const { id, runChooser, episodeChooser, scrub, stranger, offer, mark } = recorded(h, "look", context, runs, { openRun, openEpisode, go });
   const scrubOut = h("output", { for: id("step") }, "");
   const { problem, complain } = problems(h);
-  const stranger = h("div", {});
-  const strangers = (...notes) => stranger.replaceChildren(...notes.filter(Boolean));
   const panels = [panel(h, "Original", "the frame"), panel(h, "Reconstruction", "the frame after encoding and decoding"), panel(h, "Error", "bright where they differ")];
   const screen = h("div", { class: "panels" }, panels.map(({ figure }) => figure));
   const shade = h("select", { id: id("shade"), onchange: () => { keep("shade", shade.value === "surprise" ? "" : shade.value); tokens(); } },
@@ -48,10 +42,7 @@ export async function show(root, context) {
       const episodes = await get(`api/replay/${runChooser.value}`);
       const label = (one) => `${one.source === "replay" ? `replay, from step ${one.id.slice(7)}` : `${one.source}, epoch ${one.epoch}`}, return ${number(one.total)}`;
       const wanted = params.get("episode");
-      episodeChooser.replaceChildren(...episodes.map((one) => h("option", { value: one.id }, label(one))));
-      const known = episodes.map((one) => one.id);
-      if (known.includes(wanted)) episodeChooser.value = wanted;
-      else if (runChooser.value === params.get("run")) strangers(unknown(h, "episode", wanted, known));
+      offer(episodes.map((one) => h("option", { value: one.id }, label(one))), episodes, wanted);
       if (!episodes.length) return complain("This run has seen nothing yet: wait for its first epoch.");
       await openEpisode(wanted == null || episodeChooser.value === wanted ? Number(params.get("step") ?? 0) : 0);
     } catch (failure) {
@@ -72,12 +63,8 @@ export async function show(root, context) {
 
   async function go(wanted) {
     step = Math.min(Math.max(wanted, 0), length - 1);
-    scrub.value = step;
     scrubOut.textContent = `${step} of ${length - 1}`;
-    params.set("run", runChooser.value);
-    params.set("episode", episodeChooser.value);
-    params.set("step", step);
-    setParams(params);
+    mark(step);
     const mine = ++turn;
     try {
       const buffer = await bytes(`api/look/${runChooser.value}/${episodeChooser.value}/${step}`);
@@ -261,9 +248,6 @@ export async function show(root, context) {
     codebookButton, codes);
   document.addEventListener("keydown", keydown);
   addEventListener("resize", resize);
-  const known = runs.map((run) => run.id);
-  if (known.includes(params.get("run"))) runChooser.value = params.get("run");
-  strangers(unknown(h, "run", params.get("run"), known));
   busy(root, openRun());
   return () => {
     left = true;

@@ -40,6 +40,42 @@ export function unknown(h, what, name, known) {
   return missing ? h("p", { class: "problem", role: "alert" }, `There is no ${what} ${name}: it may have been deleted. What is shown is another one.`) : null;
 }
 
+/**
+ * The controls of a screen that goes through recorded episodes, opened as its address says. `openRun()`, `openEpisode(step)` and `go(step)` are called
+ * when another run, episode or step is chosen.
+ */
+export function recorded(h, screen, { params, setParams }, runs, { openRun, openEpisode, go }) {
+  const id = (name) => `${screen}-${name}`;
+  const runChooser = h("select", { id: id("run"), onchange: () => { strangers(); openRun(); } }, runs.map((run) => h("option", { value: run.id }, run.name)));
+  const episodeChooser = h("select", { id: id("episode"), onchange: () => openEpisode(0) });
+  const scrub = h("input", { id: id("step"), type: "range", min: 0, max: 0, step: 1, value: 0, oninput: () => go(Number(scrub.value)) });
+  released(scrub);
+  const stranger = h("div", {});
+  const strangers = (...notes) => stranger.replaceChildren(...notes.filter(Boolean));
+  const known = runs.map((run) => run.id);
+  if (known.includes(params.get("run"))) runChooser.value = params.get("run");
+  strangers(unknown(h, "run", params.get("run"), known));
+
+  /** Offers the options of these episodes, and chooses `wanted` where it is among them. */
+  function offer(options, episodes, wanted) {
+    episodeChooser.replaceChildren(...options);
+    const known = episodes.map((one) => one.id);
+    if (known.includes(wanted)) episodeChooser.value = wanted;
+    else if (runChooser.value === params.get("run") && known.length) strangers(unknown(h, "episode", wanted, known));
+  }
+
+  /** Puts the slider, and the address, at a step. */
+  function mark(step) {
+    scrub.value = step;
+    params.set("run", runChooser.value);
+    params.set("episode", episodeChooser.value);
+    params.set("step", step);
+    setParams(params);
+  }
+
+  return { id, runChooser, episodeChooser, scrub, stranger, offer, mark };
+}
+
 const shown = new WeakMap();
 const controls = (place) => [...place.querySelectorAll("a[href], button, input, select, [tabindex]")];
 

@@ -1,6 +1,6 @@
 // Replay: everything that a run has seen, step by step, with the dream of the same stretch beside it.
 
-import { busy, field, panel, problems, released, unknown } from "./parts.js";
+import { busy, field, panel, problems, recorded } from "./parts.js";
 import { bytes, difference, draw, fitAll } from "./pixels.js";
 import { counted, number } from "./words.js";
 
@@ -24,9 +24,7 @@ export async function show(root, context) {
     root.append(h("p", { class: "card empty" }, "There is no run yet whose episodes could be shown."));
     return () => {};
   }
-  const id = (name) => `replay-${name}`;
-  const runChooser = h("select", { id: id("run"), onchange: () => { strangers(); openRun(); } }, runs.map((run) => h("option", { value: run.id }, run.name)));
-  const episodeChooser = h("select", { id: id("episode"), onchange: () => openEpisode(0) });
+  const { id, runChooser, episodeChooser, scrub, stranger, offer, mark } = recorded(h, "replay", context, runs, { openRun, openEpisode, go });
   const sort = h("select", { id: id("sort"), onchange: () => {
     sort.value === "newest" ? params.delete("order") : params.set("order", sort.value);
     setParams(params);
@@ -35,11 +33,7 @@ export async function show(root, context) {
     [["newest", "newest first"], ["best", "best first"], ["worst", "worst first"], ["longest", "longest first"]].map(([value, text]) => h("option", { value }, text)));
   if (["best", "worst", "longest"].includes(params.get("order"))) sort.value = params.get("order");
   const { problem, complain } = problems(h);
-  const stranger = h("div", {});
-  const strangers = (...notes) => stranger.replaceChildren(...notes.filter(Boolean));
   const [real, dreamed, error] = [panel(h, "Recorded", "what happened"), panel(h, "Dream", "the same actions in the world model"), panel(h, "Difference", "bright where they differ")];
-  const scrub = h("input", { id: id("step"), type: "range", min: 0, max: 0, step: 1, value: 0, oninput: () => go(Number(scrub.value)) });
-  released(scrub);
   const scrubOut = h("output", { for: id("step") }, "");
   const marks = h("canvas", { class: "marks", role: "img", "aria-label": "Rewards, ends and surprise along the episode", height: 40 });
   const legend = h("p", { class: "quiet" }, "");
@@ -79,10 +73,7 @@ export async function show(root, context) {
       const label = (one) => [one.source === "replay" ? `from step ${one.id.slice(7)}` : `epoch ${one.epoch}`, `return ${number(one.total)}`, one.length && counted(one.length, "step"), one.ended ? null : "goes on"].filter(Boolean).join(", ");
       return own.length ? h("optgroup", { label: text }, own.map((one) => h("option", { value: one.id }, label(one)))) : null;
     });
-    episodeChooser.replaceChildren(...groups.filter(Boolean));
-    const known = episodes.map((one) => one.id);
-    if (known.includes(wanted)) episodeChooser.value = wanted;
-    else if (runChooser.value === params.get("run") && known.length) strangers(unknown(h, "episode", wanted, known));
+    offer(groups.filter(Boolean), episodes, wanted);
     if (episodes.length) return openEpisode([null, episodeChooser.value].includes(params.get("episode")) ? Number(params.get("step") ?? 0) : 0);
     else complain(problem.textContent || "This run has seen nothing yet: wait for its first epoch.");
   }
@@ -140,11 +131,7 @@ export async function show(root, context) {
   function go(wanted) {
     if (!episode) return;
     step = Math.min(Math.max(wanted, 0), episode.rewards.length - 1);
-    scrub.value = step;
-    params.set("run", runChooser.value);
-    params.set("episode", episodeChooser.value);
-    params.set("step", step);
-    setParams(params);
+    mark(step);
     load(step);
     if (step % CHUNK > CHUNK / 2 && step + CHUNK < episode.rewards.length) load(step + CHUNK);
     paint();
@@ -302,9 +289,6 @@ export async function show(root, context) {
   dreamed.figure.hidden = error.figure.hidden = true;
   document.addEventListener("keydown", keydown);
   addEventListener("resize", paint);
-  const known = runs.map((run) => run.id);
-  if (known.includes(params.get("run"))) runChooser.value = params.get("run");
-  strangers(unknown(h, "run", params.get("run"), known));
   busy(root, openRun());
   return () => {
     left = true;

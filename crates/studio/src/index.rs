@@ -114,12 +114,14 @@ pub fn hash(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use agent::testing::Scratch;
+
     use super::*;
 
     #[test]
     fn runs_and_agents_are_found_and_keep_their_ids() {
-        let root = std::env::temp_dir().join(format!("iris-studio-index-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&root);
+        let scratch = Scratch::new("index");
+        let root = &scratch.0;
         for (folder, file) in [("arcade/catch/one", "metrics.jsonl"), ("agents/old", "agent.safetensors")] {
             std::fs::create_dir_all(root.join(folder)).unwrap();
             std::fs::write(root.join(folder).join(file), "").unwrap();
@@ -139,6 +141,5 @@ mod tests {
         std::fs::remove_dir_all(root.join("arcade/catch")).unwrap();
         assert_eq!(index.find(&one.id), None);
         assert_eq!(index.find("../agents/old"), None);
-        std::fs::remove_dir_all(&root).unwrap();
     }
 }

@@ -104,11 +104,14 @@ impl Columns {
 
 #[cfg(test)]
 mod tests {
+    use agent::testing::Scratch;
+
     use super::*;
 
     #[test]
     fn a_file_is_followed_while_it_grows_and_when_it_is_cut_back() {
-        let path = std::env::temp_dir().join(format!("iris-studio-columns-{}.jsonl", std::process::id()));
+        let scratch = Scratch::new("columns");
+        let path = scratch.0.join("metrics.jsonl");
         let read = |columns: &Columns, text: &str| {
             std::fs::write(&path, text).unwrap();
             columns.refreshed(&path).unwrap()
@@ -138,6 +141,5 @@ mod tests {
         // Damage costs the damaged lines.
         let damaged = read(&Columns::default(), &format!("{one}\0\0\n[1]\n{two}")).unwrap();
         assert_eq!(damaged.epochs, [1.0, 2.0]);
-        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -20,30 +20,30 @@ fn the_token_becomes_a_cookie() {
     let studio = Studio::new("token", |_| {});
     let host = format!("Host: {}", studio.address);
     assert_eq!(studio.token.len(), 32, "128 bits in hexadecimal");
-    let without = studio.send("GET / HTTP/1.1", &[&host], b"");
+    let without = studio.send("GET /", &[&host]);
     assert_eq!(without.status, 401);
     assert!(without.text().contains("open the address that the studio printed"), "{}", without.text());
     for wrong in ["0".repeat(32), String::new(), studio.token[1..].to_string(), studio.token.repeat(2)] {
-        let answer = studio.send(&format!("GET /?token={wrong} HTTP/1.1"), &[&host], b"");
+        let answer = studio.send(&format!("GET /?token={wrong}"), &[&host]);
         assert_eq!((answer.status, answer.header("set-cookie")), (401, None), "{wrong}");
     }
-    let right = studio.send(&format!("GET /?token={} HTTP/1.1", studio.token), &[&host], b"");
+    let right = studio.send(&format!("GET /?token={}", studio.token), &[&host]);
     assert_eq!((right.status, right.header("location")), (303, Some("/")));
     let cookie = format!("{}; HttpOnly; SameSite=Strict; Path=/", studio.cookie());
     assert_eq!(right.header("set-cookie"), Some(cookie.as_str()));
     assert_eq!(studio.get("/", &[]).status, 200);
     // The token counts in the address of the page only, so that it does not end up in links.
-    let elsewhere = studio.send(&format!("GET /api/runs?token={} HTTP/1.1", studio.token), &[&host], b"");
+    let elsewhere = studio.send(&format!("GET /api/runs?token={}", studio.token), &[&host]);
     assert_eq!(elsewhere.status, 401);
     let other = format!("Cookie: iris-studio-{}={}", studio.port(), "0".repeat(32));
-    assert_eq!(studio.send("GET /api/runs HTTP/1.1", &[&host, &other], b"").status, 401);
+    assert_eq!(studio.send("GET /api/runs", &[&host, &other]).status, 401);
 }
 
 #[test]
 fn other_hosts_are_refused() {
     let studio = Studio::new("host", |_| {});
     let cookie = format!("Cookie: {}", studio.cookie());
-    let status = |host: &str| studio.send("GET /api/runs HTTP/1.1", &[host, &cookie], b"").status;
+    let status = |host: &str| studio.send("GET /api/runs", &[host, &cookie]).status;
     let port = studio.port();
     for own in ["127.0.0.1", "localhost", "LOCALHOST", "[::1]"] {
         assert_eq!(status(&format!("Host: {own}:{port}")), 200, "{own}");
@@ -64,11 +64,11 @@ fn other_hosts_are_refused() {
         assert_eq!(status(&format!("Host: {foreign}")), 403, "{foreign}");
     }
     let twice = ["Host: localhost", "Host: evil.example", &cookie];
-    assert!(matches!(studio.send("GET /api/runs HTTP/1.1", &twice, b"").status, 400 | 403));
-    assert!(matches!(studio.send("GET /api/runs HTTP/1.1", &[&cookie], b"").status, 400 | 403));
+    assert!(matches!(studio.send("GET /api/runs", &twice).status, 400 | 403));
+    assert!(matches!(studio.send("GET /api/runs", &[&cookie]).status, 400 | 403));
     // Also with the token, which an attacker cannot have anyway.
-    let exchange = format!("GET /?token={} HTTP/1.1", studio.token);
-    assert_eq!(studio.send(&exchange, &["Host: evil.example"], b"").status, 403);
+    let exchange = format!("GET /?token={}", studio.token);
+    assert_eq!(studio.send(&exchange, &["Host: evil.example"]).status, 403);
 }
 
 #[test]
@@ -101,8 +101,7 @@ fn a_change_needs_cookie_and_origin() {
     let (host, cookie) = (format!("Host: {}", studio.address), format!("Cookie: {}", studio.cookie()));
     let own = format!("Origin: http://{}", studio.address);
     for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"] {
-        let status =
-            |headers: &[&str]| studio.send(&format!("{method} /api/runs HTTP/1.1"), headers, b"").status;
+        let status = |headers: &[&str]| studio.send(&format!("{method} /api/runs"), headers).status;
         assert_eq!(status(&[&host, &cookie]), 403, "{method} without Origin");
         assert_eq!(status(&[&host, &own]), 401, "{method} without cookie");
         // Nothing is there that could be changed this way.
@@ -119,9 +118,9 @@ fn every_answer_has_the_headers() {
         studio.get("/app.js", &[]),
         studio.get("/api/runs", &[]),
         studio.get("/nothing", &[]),
-        studio.send("GET / HTTP/1.1", &[&host], b""),
-        studio.send("GET / HTTP/1.1", &["Host: evil.example"], b""),
-        studio.send(&format!("GET /?token={} HTTP/1.1", studio.token), &[&host], b""),
+        studio.send("GET /", &[&host]),
+        studio.send("GET /", &["Host: evil.example"]),
+        studio.send(&format!("GET /?token={}", studio.token), &[&host]),
     ];
     for answer in answers {
         let policy = answer.header("content-security-policy").unwrap();
@@ -195,7 +194,7 @@ fn nonsense_harms_nobody() {
 #[test]
 fn a_port_that_is_taken_is_named() {
     let studio = Studio::new("taken", |_| {});
-    let port = studio.port().parse().unwrap();
+    let port = studio.port();
     let error = Port::take(None, port).map(|_| ()).unwrap_err();
     assert!(matches!(error, StudioError::PortTaken { .. }), "{error}");
     assert_eq!(error.to_string(), format!("port {port} of 127.0.0.1 is taken"));

@@ -2,16 +2,15 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
-#[path = "common/socket.rs"]
-mod socket;
 #[path = "common/tiny.rs"]
 mod tiny;
 
 use std::path::Path;
 
 use common::Studio;
+use common::page::{Heard, Page, Step};
+use common::websocket::{BINARY, TEXT};
 use serde_json::{Value, json};
-use socket::{Heard, Socket};
 
 /// Side of the frames of a tiny agent.
 const SIZE: usize = 8;
@@ -25,26 +24,18 @@ fn run_id(studio: &Studio) -> String {
 }
 
 /// Begins a session; what the page hears of it first.
-fn start(socket: &mut Socket, mut message: Value) -> Value {
+fn start(page: &mut Page, mut message: Value) -> Value {
     message["type"] = json!("start");
-    socket.say(&message);
-    match socket.hear() {
-        Heard::Text(session) => session,
+    page.say(message);
+    match page.hear() {
+        Some(Heard::Said(session)) => session,
         other => panic!("{other:?}"),
     }
 }
 
-/// The next step that the page gets.
-fn moment(socket: &mut Socket) -> (Value, [Vec<u8>; 3]) {
-    match socket.hear() {
-        Heard::Moment { facts, images } => (facts, images),
-        other => panic!("{other:?}"),
-    }
-}
-
-fn problem(socket: &mut Socket) -> String {
-    match socket.hear() {
-        Heard::Text(text) if text["type"] == "problem" => text["message"].as_str().unwrap().into(),
+fn problem(page: &mut Page) -> String {
+    match page.hear() {
+        Some(Heard::Said(text)) if text["type"] == "problem" => text["message"].as_str().unwrap().into(),
         other => panic!("{other:?}"),
     }
 }
@@ -52,11 +43,11 @@ fn problem(socket: &mut Socket) -> String {
 #[test]
 fn a_page_plays_goes_back_branches_and_records() {
     let studio = studio("play");
-    let mut page = Socket::open(&studio);
+    let mut page = studio.page();
     let session = start(&mut page, json!({ "run": run_id(&studio), "seed": 3 }));
     assert_eq!(session["actions"], json!(["left", "stay", "right"]));
     assert_eq!((&session["game"], &session["dream"]), (&json!("arcade/catch"), &json!(true)));
-    let (facts, first) = moment(&mut page);
+    let Step { facts, images: first } = page.step();
     assert_eq!((&facts["step"], &facts["action"]), (&json!(0), &Value::Null));
     assert_eq!(first.each_ref().map(Vec::len), [SIZE * SIZE * 3; 3]);
     // The dream begins with what is left of the game's first frame.
@@ -64,23 +55,23 @@ fn a_page_plays_goes_back_branches_and_records() {
 
     let mut played = Vec::new();
     for step in 1..=6 {
-        page.say(&json!({ "type": "step", "action": step % 3 }));
-        let (facts, images) = moment(&mut page);
+        page.say(json!({ "type": "step", "action": step % 3 }));
+        let Step { facts, images } = page.step();
         assert_eq!((&facts["step"], &facts["by"]), (&json!(step), &json!("person")));
         let probabilities = facts["policy"]["probabilities"].as_array().unwrap();
         assert!((probabilities.iter().map(|p| p.as_f64().unwrap()).sum::<f64>() - 1.0).abs() < 1e-4);
         played.push(images);
     }
-    page.say(&json!({ "type": "show", "step": 2 }));
-    let (facts, images) = moment(&mut page);
+    page.say(json!({ "type": "show", "step": 2 }));
+    let Step { facts, images } = page.step();
     assert!(facts["step"] == 2 && facts["last"] == 6 && images == played[1]);
     for step in 3..=4 {
-        page.say(&json!({ "type": "step", "action": step % 3 }));
-        let (facts, images) = moment(&mut page);
+        page.say(json!({ "type": "step", "action": step % 3 }));
+        let Step { facts, images } = page.step();
         assert!(facts["last"] == step && images == played[step as usize - 1], "{facts}");
     }
-    page.say(&json!({ "type": "reality" }));
-    let (facts, images) = moment(&mut page);
+    page.say(json!({ "type": "reality" }));
+    let Step { facts, images } = page.step();
     assert!(facts["dream"]["given"] == true && images[1] == images[2]);
 
     let id = session["id"].as_str().unwrap();
@@ -96,7 +87,7 @@ fn a_page_plays_goes_back_branches_and_records() {
 #[test]
 fn messages_that_cannot_be_obeyed_are_answered_and_change_nothing() {
     let studio = studio("malformed");
-    let mut page = Socket::open(&studio);
+    let mut page = studio.page();
     for (message, reason) in [
         (json!({ "type": "step", "action": 0 }), "start a game first"),
         (json!({ "type": "start", "run": "../run" }), "there is no run ../run"),
@@ -108,48 +99,48 @@ fn messages_that_cannot_be_obeyed_are_answered_and_change_nothing() {
         ),
         (json!({ "type": "nonsense" }), "unknown variant"),
     ] {
-        page.say(&message);
+        page.say(message.clone());
         let found = problem(&mut page);
         assert!(found.contains(reason), "{message}: {found}");
     }
-    page.send(1, b"{\"type\":");
+    page.0.send(TEXT, b"{\"type\":");
     assert!(problem(&mut page).contains("cannot be read"));
-    page.send(2, b"bytes");
+    page.0.send(BINARY, b"bytes");
     assert_eq!(problem(&mut page), "messages are text");
     start(&mut page, json!({ "run": run_id(&studio) }));
-    let (_, before) = moment(&mut page);
-    page.say(&json!({ "type": "step", "action": 3 }));
+    let before = page.step().images;
+    page.say(json!({ "type": "step", "action": 3 }));
     assert_eq!(problem(&mut page), "there is no action 3: the game has 3");
-    page.say(&json!({ "type": "show", "step": 5 }));
+    page.say(json!({ "type": "show", "step": 5 }));
     assert_eq!(problem(&mut page), "steps 0 to 0 are kept, not 5");
-    page.say(&json!({ "type": "show", "step": 0 }));
-    assert!(moment(&mut page).1 == before);
+    page.say(json!({ "type": "show", "step": 0 }));
+    assert!(page.step().images == before);
     // A message larger than any that means something ends the connection.
-    page.send(1, &vec![b' '; 100_000]);
-    assert!(matches!(page.hear(), Heard::Closed));
+    page.0.send(TEXT, &vec![b' '; 100_000]);
+    assert!(page.hear().is_none());
 }
 
 #[test]
 fn a_page_that_stops_reading_holds_nobody_up_and_gets_the_newest_step() {
     let studio = studio("stalled");
     let id = run_id(&studio);
-    let mut stalled = Socket::open(&studio);
+    let mut stalled = studio.page();
     start(&mut stalled, json!({ "env": "arcade/catch" }));
     // 3 kB each: far more than the buffers of a connection hold, if every step were sent.
     for _ in 0..8000 {
-        stalled.say(&json!({ "type": "step", "action": 1 }));
+        stalled.say(json!({ "type": "step", "action": 1 }));
     }
-    let mut other = Socket::open(&studio);
+    let mut other = studio.page();
     start(&mut other, json!({ "run": id }));
-    moment(&mut other);
+    other.step();
     for step in 1..=20 {
-        other.say(&json!({ "type": "step", "action": null }));
-        assert_eq!(moment(&mut other).0["step"], step);
+        other.say(json!({ "type": "step", "action": null }));
+        assert_eq!(other.step().facts["step"], step);
     }
     // The one that reads again hears of fewer steps than were taken, and of the last.
     let mut heard = 0;
     loop {
-        let (facts, _) = moment(&mut stalled);
+        let facts = stalled.step().facts;
         heard += 1;
         if facts["step"] == 8000 {
             break;
@@ -161,18 +152,18 @@ fn a_page_that_stops_reading_holds_nobody_up_and_gets_the_newest_step() {
 #[test]
 fn games_beyond_the_limit_are_closed_and_say_so() {
     let studio = studio("many");
-    let mut pages: Vec<Socket> = (0..10).map(|_| Socket::open(&studio)).collect();
+    let mut pages: Vec<Page> = (0..10).map(|_| studio.page()).collect();
     for page in &mut pages {
         start(page, json!({ "env": "arcade/catch" }));
-        moment(page);
+        page.step();
     }
-    pages[0].say(&json!({ "type": "step", "action": 1 }));
+    pages[0].say(json!({ "type": "step", "action": 1 }));
     assert!(problem(&mut pages[0]).contains("closed to make room"));
-    pages[9].say(&json!({ "type": "step", "action": 1 }));
-    assert_eq!(moment(&mut pages[9]).0["step"], 1);
+    pages[9].say(json!({ "type": "step", "action": 1 }));
+    assert_eq!(pages[9].step().facts["step"], 1);
     // It can be started again.
     start(&mut pages[0], json!({ "env": "arcade/catch" }));
-    moment(&mut pages[0]);
+    pages[0].step();
 }
 
 #[test]
@@ -253,44 +244,44 @@ fn a_recorded_step_is_played_from_and_a_deleted_run_is_answered() {
     let episode = list.as_array().unwrap().iter().rfind(|one| one["source"] == "replay").unwrap();
     let name = episode["id"].as_str().unwrap();
     let frames = studio.get(&format!("/api/replay/{id}/{name}/frames?from=3&count=1"), &[]).body;
-    let mut page = Socket::open(&studio);
+    let mut page = studio.page();
     let from = json!({ "kind": "episode", "episode": name, "step": 3 });
     let session = start(&mut page, json!({ "run": id, "from": from }));
     // The game was played again up to that step.
     assert_eq!(session["real"], true);
-    let (facts, images) = moment(&mut page);
+    let Step { facts, images } = page.step();
     assert!(facts["game"]["steps"] == 3 && images[0] == frames);
     // An episode that was kept for people has no seed: its dream goes on alone.
     let kept = list.as_array().unwrap().iter().find(|one| one["source"] == "evaluation").unwrap();
     let from = json!({ "kind": "episode", "episode": kept["id"], "step": 1 });
     let session = start(&mut page, json!({ "run": id, "from": from }));
     assert_eq!(session["real"], false);
-    assert!(moment(&mut page).1[0].is_empty());
+    assert!(page.step().images[0].is_empty());
 
     std::fs::remove_dir_all(studio.root.join("run")).unwrap();
-    page.say(&json!({ "type": "step", "action": 0 }));
-    assert_eq!(moment(&mut page).0["step"], 1);
+    page.say(json!({ "type": "step", "action": 0 }));
+    assert_eq!(page.step().facts["step"], 1);
     assert_eq!(studio.get(&format!("/api/replay/{id}/{name}"), &[]).status, 404);
-    page.say(&json!({ "type": "start", "run": id }));
+    page.say(json!({ "type": "start", "run": id }));
     assert!(problem(&mut page).contains("it may have been deleted"));
 }
 
 #[test]
 fn what_was_taught_becomes_the_beginning_of_a_replay() {
     let studio = studio("teach");
-    let mut page = Socket::open(&studio);
+    let mut page = studio.page();
     start(&mut page, json!({ "env": "arcade/catch", "seed": 5, "from": { "kind": "training" } }));
-    moment(&mut page);
-    page.say(&json!({ "type": "save", "size": SIZE }));
+    page.step();
+    page.say(json!({ "type": "save", "size": SIZE }));
     assert_eq!(problem(&mut page), "nothing was played yet");
     for step in 1..=40 {
-        page.say(&json!({ "type": "step", "action": step % 3 }));
-        moment(&mut page);
+        page.say(json!({ "type": "step", "action": step % 3 }));
+        page.step();
     }
-    page.say(&json!({ "type": "save", "size": 100_000 }));
+    page.say(json!({ "type": "save", "size": 100_000 }));
     assert!(problem(&mut page).contains("pixels a side"));
-    page.say(&json!({ "type": "save", "size": SIZE }));
-    let Heard::Text(saved) = page.hear() else { panic!("nothing was saved") };
+    page.say(json!({ "type": "save", "size": SIZE }));
+    let Some(Heard::Said(saved)) = page.hear() else { panic!("nothing was saved") };
     // A game of 35 steps, and the first four of the next, which began with a step of its own.
     assert_eq!((&saved["episodes"], &saved["steps"]), (&json!(2), &json!(39)));
     let folder = studio.root.join("taught/arcade/catch");

@@ -9,7 +9,8 @@ use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
 use std::path::Path;
 
-use common::{Studio, head};
+use common::Studio;
+use common::http::head;
 use serde_json::{Value, json};
 
 /// The run with this name.
@@ -169,7 +170,7 @@ impl Events {
         let mut headers = vec![format!("Host: {}", studio.address), format!("Cookie: {}", studio.cookie())];
         headers.extend(last.map(|id| format!("Last-Event-ID: {id}")));
         let headers: Vec<&str> = headers.iter().map(String::as_str).collect();
-        let mut reader = BufReader::new(studio.stream(&format!("GET {path} HTTP/1.1"), &headers, b""));
+        let mut reader = BufReader::new(studio.stream(&format!("GET {path}"), &headers));
         let (status, headers) = head(&mut reader);
         assert_eq!(status, 200);
         assert!(headers.iter().any(|(name, value)| name == "content-type" && value == "text/event-stream"));

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use zip::ZipArchive;
 
-use super::pickle::{LARGEST_PICKLE, Tensors, read_state_dict};
-use super::storage::Readings;
+use super::pickle::{LARGEST_PICKLE, read_state_dict};
+use super::storage::Catalogue;
 use crate::checkpoint::{CheckpointError, Result, io};
 
 /// An opened checkpoint: what it holds, read tensor by tensor.
@@ -16,8 +16,7 @@ pub struct Archive {
     zip: ZipArchive<BufReader<File>>,
     /// The folder inside the zip that everything lies in.
     folder: String,
-    tensors: Tensors,
-    readings: Readings,
+    pub catalogue: Catalogue,
 }
 
 impl Archive {
@@ -50,26 +49,16 @@ impl Archive {
                 return Err(not_pytorch(format!("the data of `{name}` is cut off")));
             }
         }
-        Ok(Archive { path: path.into(), zip, folder, tensors, readings: Readings::of(length) })
-    }
-
-    /// Names and shapes, in the order of the file.
-    pub fn tensors(&self) -> &Tensors {
-        &self.tensors
-    }
-
-    /// Elements of all tensors together, or of those that can be read where there are fewer.
-    pub fn elements(&self) -> usize {
-        self.readings.elements(&self.tensors)
+        Ok(Archive { path: path.into(), zip, folder, catalogue: Catalogue::new(tensors, length) })
     }
 
     /// The values of tensor number `index`, which must be float32.
     pub fn read(&mut self, index: usize) -> Result<Vec<f32>> {
-        let (name, spec) = &self.tensors[index];
+        let (name, spec) = &self.catalogue.tensors[index].clone();
         let not_pytorch = |reason| CheckpointError::NotPyTorch { path: self.path.clone(), reason };
         let file = format!("{}data/{}", self.folder, spec.key);
         let bytes = entry(&mut self.zip, &file).map_err(not_pytorch)?;
-        self.readings.count(bytes.len()).map_err(not_pytorch)?;
+        self.catalogue.count(bytes.len()).map_err(not_pytorch)?;
         if bytes.len() / spec.kind.size() < spec.storage_len {
             return Err(not_pytorch(format!("the data of `{name}` is cut off")));
         }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::pickle::{LARGEST_PICKLE, Reason, Tensors, read_names, read_state_dict, skip_value};
-use super::storage::Readings;
+use super::storage::Catalogue;
 use crate::checkpoint::{CheckpointError, Result, io};
 
 /// The first two pickles: a magic number and the protocol, 1001.
@@ -18,10 +18,9 @@ pub const MAGIC: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\
 pub struct Legacy {
     path: PathBuf,
     file: BufReader<File>,
-    tensors: Tensors,
+    pub catalogue: Catalogue,
     /// First byte of a storage's values, by the storage's key.
     offsets: HashMap<Arc<str>, u64>,
-    readings: Readings,
 }
 
 impl Legacy {
@@ -36,26 +35,16 @@ impl Legacy {
         let Pickles { tensors, keys, end } = Pickles::read(&head).map_err(refused)?;
         let not_pytorch = |reason: String| CheckpointError::NotPyTorch { path: path.into(), reason };
         let offsets = offsets(&mut file, length, &tensors, &keys, end).map_err(not_pytorch)?;
-        Ok(Legacy { path: path.into(), file, tensors, offsets, readings: Readings::of(length) })
-    }
-
-    /// Names and shapes, in the order of the file.
-    pub fn tensors(&self) -> &Tensors {
-        &self.tensors
-    }
-
-    /// Elements of all tensors together, or of those that can be read where there are fewer.
-    pub fn elements(&self) -> usize {
-        self.readings.elements(&self.tensors)
+        Ok(Legacy { path: path.into(), file, offsets, catalogue: Catalogue::new(tensors, length) })
     }
 
     /// The values of tensor number `index`, which must be float32.
     pub fn read(&mut self, index: usize) -> Result<Vec<f32>> {
-        let (name, spec) = &self.tensors[index];
+        let (name, spec) = &self.catalogue.tensors[index].clone();
         // Inside the file: checked when it was opened.
         let (at, length) = (self.offsets[&spec.key], spec.storage_len * spec.kind.size());
         let not_pytorch = |reason| CheckpointError::NotPyTorch { path: self.path.clone(), reason };
-        self.readings.count(length).map_err(not_pytorch)?;
+        self.catalogue.count(length).map_err(not_pytorch)?;
         let mut bytes = vec![0; length];
         let read = self.file.seek(SeekFrom::Start(at)).and_then(|_| self.file.read_exact(&mut bytes));
         read.map_err(|source| io("read", &self.path, source))?;

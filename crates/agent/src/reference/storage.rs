@@ -103,27 +103,32 @@ impl TensorSpec {
     }
 }
 
-/// Bytes of storages that may still be read. Tensors can share a storage; the limit bounds how often it is read again.
-pub struct Readings(u64);
+/// The tensors of a file, and the bytes of its storages that may still be read. Tensors can share a storage; the limit bounds how often it is read again.
+pub struct Catalogue {
+    /// Names and shapes, in the order of the file.
+    pub tensors: Tensors,
+    left: u64,
+}
 
-impl Readings {
+impl Catalogue {
     /// How often the storages may be read, in sizes of the file.
     const MOST: u64 = 8;
 
-    /// For a file of `length` bytes.
-    pub fn of(length: u64) -> Readings {
-        Readings(Readings::MOST.saturating_mul(length))
+    /// Of a file of `length` bytes.
+    pub fn new(tensors: Tensors, length: u64) -> Catalogue {
+        Catalogue { tensors, left: Catalogue::MOST.saturating_mul(length) }
     }
 
+    /// Counts bytes that are about to be read.
     pub fn count(&mut self, bytes: usize) -> Result<(), String> {
-        let left = self.0.checked_sub(bytes as u64);
-        self.0 = left.ok_or("too many tensors in it are parts of the same data")?;
+        let left = self.left.checked_sub(bytes as u64);
+        self.left = left.ok_or("too many tensors in it are parts of the same data")?;
         Ok(())
     }
 
     /// Elements of all tensors together, or of those that can be read where there are fewer.
-    pub fn elements(&self, tensors: &Tensors) -> usize {
-        let all = tensors.iter().fold(0, |n: usize, (_, spec)| n.saturating_add(spec.len()));
-        all.min(usize::try_from(self.0 / 4).unwrap_or(usize::MAX))
+    pub fn elements(&self) -> usize {
+        let all = self.tensors.iter().fold(0, |n: usize, (_, spec)| n.saturating_add(spec.len()));
+        all.min(usize::try_from(self.left / 4).unwrap_or(usize::MAX))
     }
 }

@@ -41,8 +41,9 @@ impl TensorFile {
             tensors.iter().map(|(name, spec)| (name.clone(), spec.shape.clone())).collect()
         };
         let shapes = match &source {
-            Source::Zip(file) => shapes(file.tensors()),
-            Source::Legacy(file) => shapes(file.tensors()),
+            Source::Zip(Archive { catalogue, .. }) | Source::Legacy(Legacy { catalogue, .. }) => {
+                shapes(&catalogue.tensors)
+            }
             Source::Safetensors(file) => file.tensors().map(|(name, s)| (name.into(), s.to_vec())).collect(),
         };
         let entries = shapes.into_iter().enumerate().map(|(i, (name, shape))| (name, (i, shape)));
@@ -56,8 +57,9 @@ impl TensorFile {
     /// Elements of all tensors together, or of those that can be read where there are fewer.
     pub fn elements(&self) -> usize {
         match &self.source {
-            Source::Zip(file) => file.elements(),
-            Source::Legacy(file) => file.elements(),
+            Source::Zip(Archive { catalogue, .. }) | Source::Legacy(Legacy { catalogue, .. }) => {
+                catalogue.elements()
+            }
             Source::Safetensors(file) => file.elements(),
         }
     }

@@ -8,10 +8,8 @@
 //! A frame is packed relative to the record `base` before it, or by itself where `base` is 0: as every eighth is, so that reading one takes at most
 //! two. A record has a checksum of its own: actions and rewards are read without frames.
 
-use std::path::Path;
-
 use super::codec;
-use super::shard::{Access, Part, Stored, path};
+use super::shard::{Part, Stored};
 use super::{Record, ReplayError, Result};
 
 pub(super) const PACKED: [&str; 2] = ["index", "data"];
@@ -107,15 +105,8 @@ impl PackedShard {
         frame_bytes + ENTRY_BYTES
     }
 
-    pub fn open(
-        folder: &Path,
-        shard: usize,
-        first: usize,
-        frame_bytes: usize,
-        access: Access,
-    ) -> Result<PackedShard> {
-        let [index, data] = PACKED.map(|kind| Part::open(path(folder, shard, kind), access));
-        Ok(PackedShard { index: index?, data: data?, frame_bytes, first, offset: 0, key: None })
+    pub fn new([index, data]: [Part; 2], first: usize, frame_bytes: usize) -> PackedShard {
+        PackedShard { index, data, frame_bytes, first, offset: 0, key: None }
     }
 
     /// Forgets all but the first records, and goes on writing after them.

@@ -93,12 +93,13 @@ mod tests {
     use engine::Key;
 
     use super::*;
+    use crate::testing::Scratch;
     use crate::{Record, Table};
 
     #[test]
     fn steps_are_drawn_alike_where_asked() {
-        let folder = std::env::temp_dir().join(format!("iris-sampling-{}", std::process::id()));
-        let mut replay = Replay::open(&folder, 4, 1000, 1, Table::default()).unwrap();
+        let scratch = Scratch::new("sampling");
+        let mut replay = Replay::open(&scratch.0, 4, 1000, 1, Table::default()).unwrap();
         replay.begin_writing().unwrap();
         for len in [3, 10] {
             replay.begin_episode(len, false);
@@ -119,6 +120,5 @@ mod tests {
             assert_eq!(ending.before, (ending.first > start).then(|| ending.first - 1));
         }
         assert!(seen.iter().all(|count| (800..1200).contains(count)), "{seen:?}");
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

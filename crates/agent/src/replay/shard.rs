@@ -82,6 +82,12 @@ pub(super) fn path(folder: &Path, shard: usize, kind: &str) -> PathBuf {
     folder.join(format!("{shard:06}.{kind}"))
 }
 
+/// Opens the two files of a shard.
+pub(super) fn parts(folder: &Path, shard: usize, kinds: [&str; 2], access: Access) -> Result<[Part; 2]> {
+    let [first, second] = kinds.map(|kind| Part::open(path(folder, shard, kind), access));
+    Ok([first?, second?])
+}
+
 /// A shard in one of two forms.
 pub(super) enum Shard {
     /// Of older programs; a run that has one fills it before it goes on with packed ones.
@@ -103,8 +109,10 @@ impl Shard {
     ) -> Result<Shard> {
         let raw = RAW.iter().any(|kind| path(folder, shard, kind).exists());
         Ok(match raw {
-            true => Shard::Raw(RawShard::open(folder, shard, first, frame_bytes, access)?),
-            false => Shard::Packed(PackedShard::open(folder, shard, first, frame_bytes, access)?),
+            true => Shard::Raw(RawShard::new(parts(folder, shard, RAW, access)?, first, frame_bytes)),
+            false => {
+                Shard::Packed(PackedShard::new(parts(folder, shard, PACKED, access)?, first, frame_bytes))
+            }
         })
     }
 
@@ -162,15 +170,8 @@ pub(super) struct RawShard {
 pub(super) const RAW: [&str; 2] = ["frames", "steps"];
 
 impl RawShard {
-    pub fn open(
-        folder: &Path,
-        shard: usize,
-        first: usize,
-        frame_bytes: usize,
-        access: Access,
-    ) -> Result<RawShard> {
-        let [frames, steps] = RAW.map(|kind| Part::open(path(folder, shard, kind), access));
-        Ok(RawShard { frames: frames?, steps: steps?, frame_bytes, first })
+    pub fn new([frames, steps]: [Part; 2], first: usize, frame_bytes: usize) -> RawShard {
+        RawShard { frames, steps, frame_bytes, first }
     }
 
     pub fn push(&self, at: usize, frame: &[u8], record: Record) -> Result<u32> {

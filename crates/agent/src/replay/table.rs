@@ -157,24 +157,21 @@ impl Table {
 }
 
 #[cfg(test)]
+impl Episode {
+    /// Of a single game, with seed 0, from its beginning, without a checksum.
+    pub(crate) fn plain(start: usize, len: usize, ended: bool) -> Episode {
+        Episode { seed: 0, start, len, ended, continues: false, checksum: None, stride: 1 }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn tables_that_no_replay_can_have_are_refused() {
         let table = |episodes: &[(usize, usize, bool)], records| Table {
-            episodes: episodes
-                .iter()
-                .map(|&(start, len, ended)| Episode {
-                    seed: 0,
-                    start,
-                    len,
-                    ended,
-                    continues: false,
-                    checksum: None,
-                    stride: 1,
-                })
-                .collect(),
+            episodes: episodes.iter().map(|&(start, len, ended)| Episode::plain(start, len, ended)).collect(),
             records,
         };
         let check = |episodes: &[(usize, usize, bool)], records| table(episodes, records).check(1);

@@ -5,22 +5,7 @@ use std::time::Instant;
 use engine::{Key, Rng};
 
 use super::*;
-
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Scratch {
-        let path = std::env::temp_dir().join(format!("iris-replay-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        Scratch(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+use crate::testing::Scratch;
 
 fn open(folder: &Scratch, max_steps: usize, table: Table) -> Result<Replay> {
     open_games(folder, max_steps, 1, table)
@@ -30,6 +15,12 @@ fn open_games(folder: &Scratch, max_steps: usize, games: usize, table: Table) ->
     let mut replay = Replay::with_shards(&folder.0, 4, max_steps, games, table, 4)?;
     replay.begin_writing()?;
     Ok(replay)
+}
+
+/// The first shard as older programs wrote it.
+fn raw_shard(folder: &Scratch, frame_bytes: usize) -> shard::RawShard {
+    let parts = shard::parts(&folder.0, 0, shard::RAW, Access::Write).unwrap();
+    shard::RawShard::new(parts, 0, frame_bytes)
 }
 
 fn read(folder: &Scratch, table: &Table) -> Replay {
@@ -234,21 +225,12 @@ fn the_same_bytes_are_written_again() {
 fn shards_of_older_programs_are_read_and_filled() {
     let folder = Scratch::new("raw");
     std::fs::create_dir_all(&folder.0).unwrap();
-    let old = shard::RawShard::open(&folder.0, 0, 0, 4, Access::Write).unwrap();
+    let old = raw_shard(&folder, 4);
     let record = |number: u8| step(u32::from(number), 0.5, number == 1);
     for number in 0..3 {
         old.push(usize::from(number), &[number; 4], record(number)).unwrap();
     }
-    let episode = |start, len, ended| Episode {
-        seed: 0,
-        start,
-        len,
-        ended,
-        continues: false,
-        checksum: None,
-        stride: 1,
-    };
-    let table = Table { episodes: vec![episode(0, 2, true)], records: 2 };
+    let table = Table { episodes: vec![Episode::plain(0, 2, true)], records: 2 };
     let mut replay = open(&folder, 1000, table).unwrap();
     fill(&mut replay, &[4]);
     let mut names: Vec<_> = std::fs::read_dir(&folder.0).unwrap().map(|e| e.unwrap().file_name()).collect();
@@ -450,7 +432,7 @@ fn reading_a_batch() {
         let bytes = size * size * 3;
         let folders = [Scratch::new("time-raw"), Scratch::new("time-packed")];
         folders.iter().for_each(|folder| std::fs::create_dir_all(&folder.0).unwrap());
-        let mut raw = Shard::Raw(shard::RawShard::open(&folders[0].0, 0, 0, bytes, Access::Write).unwrap());
+        let mut raw = Shard::Raw(raw_shard(&folders[0], bytes));
         let mut packed = Shard::open(&folders[1].0, 0, 0, bytes, Access::Write).unwrap();
         let mut env = envs::Game::find(name).unwrap().make(envs::Purpose::Train, size).unwrap();
         let mut rng = Rng::new(Key::new(0, 0));

@@ -172,6 +172,7 @@ mod tests {
     use super::*;
     use crate::AgentConfig;
     use crate::fuzzing::tiny_agent;
+    use crate::testing::Scratch;
 
     fn values(network: &Network) -> Vec<f32> {
         network.params.values().read::<f32>().unwrap()
@@ -180,10 +181,10 @@ mod tests {
     #[test]
     fn parts_are_copied_and_other_shapes_are_named() {
         let device = Device::cpu(Some(1)).unwrap();
-        let folder = std::env::temp_dir().join(format!("iris-init-{}", std::process::id()));
+        let scratch = Scratch::new("init");
         let source = tiny_agent(&device).unwrap();
-        source.save(None, &folder).unwrap();
-        let from = folder.to_str().unwrap().to_string();
+        source.save(None, &scratch.0).unwrap();
+        let from = scratch.0.to_str().unwrap().to_string();
         let mut init = InitConfig { from, parts: "tokenizer".into(), ..InitConfig::default() };
         init.resolve(&device, |_| {}).unwrap();
         assert_eq!(init.crc32.len(), 8);
@@ -213,10 +214,10 @@ mod tests {
         assert!(error.to_string().contains("is not in both"), "{error}");
 
         // Parameters that have changed since.
-        Agent::new(&device, &source.config, 99).unwrap().save(None, &folder).unwrap();
+        Agent::new(&device, &source.config, 99).unwrap().save(None, &scratch.0).unwrap();
         let error = init.apply(&device, &other, |_| {}).unwrap_err().to_string();
         assert!(error.contains(&format!("but init.crc32 is {}", init.crc32)), "{error}");
-        std::fs::remove_dir_all(&folder).unwrap();
+        std::fs::remove_dir_all(&scratch.0).unwrap();
         let error = init.apply(&device, &other, |_| {}).unwrap_err().to_string();
         assert!(error.starts_with("init.from: there is no folder"), "{error}");
     }

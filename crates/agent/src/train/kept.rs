@@ -224,6 +224,7 @@ impl From<EpisodesError> for TrainError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Scratch;
 
     #[test]
     fn the_newest_and_the_first_of_the_best_stay() {
@@ -256,8 +257,9 @@ mod tests {
 
     #[test]
     fn a_run_that_goes_on_forgets_unfinished_epochs_alone() {
-        let run = std::env::temp_dir().join(format!("iris-kept-{}", std::process::id()));
-        let folder = EpisodeKind::Train.folder(&run);
+        let scratch = Scratch::new("kept");
+        let run = &scratch.0;
+        let folder = EpisodeKind::Train.folder(run);
         std::fs::create_dir_all(&folder).unwrap();
         // The best of all is in an epoch that is not finished: the best before it must still be there.
         let totals = |epoch: usize| if epoch == 2 { 5.0 } else { epoch as f32 / 100.0 };
@@ -268,14 +270,13 @@ mod tests {
         for name in ["000015-001-return=0.npz.partial", "notes.txt", "notes.partial"] {
             std::fs::write(folder.join(name), "").unwrap();
         }
-        resume(&run, 14).unwrap();
-        let kept = kept_episodes(&run, EpisodeKind::Train).unwrap();
+        resume(run, 14).unwrap();
+        let kept = kept_episodes(run, EpisodeKind::Train).unwrap();
         let epochs: Vec<usize> = kept.iter().map(|episode| episode.epoch).collect();
         assert_eq!(epochs, [2, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]);
         assert_eq!(KeptEpisode::best(&kept).unwrap().epoch, 2);
         // Nobody else's files.
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 11 + 2);
-        assert_eq!(kept_episodes(&run, EpisodeKind::Imagination).unwrap(), []);
-        std::fs::remove_dir_all(&run).unwrap();
+        assert_eq!(kept_episodes(run, EpisodeKind::Imagination).unwrap(), []);
     }
 }

@@ -236,6 +236,7 @@ mod tests {
     use super::super::*;
     use crate::AgentConfig;
     use crate::fuzzing::tiny_agent;
+    use crate::testing::Scratch;
 
     /// Stops at the first update of a phase.
     struct StopsIn(Phase);
@@ -252,11 +253,10 @@ mod tests {
     /// However many updates an epoch has, the first one comes at once.
     #[test]
     fn batches_are_drawn_as_they_are_needed() {
-        let folder = std::env::temp_dir().join(format!("iris-updates-{}", std::process::id()));
         let device = Device::cpu(Some(1)).unwrap();
         for (phase, updates) in [(Phase::WorldModel, [usize::MAX, 0]), (Phase::ActorCritic, [0, usize::MAX])]
         {
-            let _ = std::fs::remove_dir_all(&folder);
+            let scratch = Scratch::new("updates");
             let schedule = |updates| Schedule { start_after: 0, updates, batch: 2, ..Schedule::default() };
             let config = TrainConfig {
                 agent: AgentConfig { actions: 3, ..tiny_agent(&device).unwrap().config },
@@ -277,10 +277,9 @@ mod tests {
                 },
                 ..TrainConfig::default()
             };
-            let (mut run, mut trainer) = Run::create(&device, config, "", &folder, |_| {}).unwrap();
+            let (mut run, mut trainer) = Run::create(&device, config, "", &scratch.0, |_| {}).unwrap();
             let stopped = train(&mut run, &mut trainer, &mut StopsIn(phase));
             assert!(matches!(stopped, Err(TrainError::Interrupted)), "{stopped:?}");
         }
-        let _ = std::fs::remove_dir_all(&folder);
     }
 }

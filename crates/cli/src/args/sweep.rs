@@ -143,7 +143,7 @@ pub struct SweepSlurmArgs {
     pub sbatch: Vec<String>,
 }
 
-/// What every run of a sweep is started with.
+/// What a run is started with beside its config: alone, or as one of a sweep.
 #[derive(clap::Args)]
 pub struct TaskOptions {
     #[command(flatten)]

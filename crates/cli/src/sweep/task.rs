@@ -112,9 +112,7 @@ fn train_args(sweep: &Sweep, run: &Planned, task: TaskOptions) -> TrainArgs {
         forget_damaged: false,
         studio: false,
         port: None,
-        device: task.device,
-        memory: task.memory,
-        trackio: task.trackio,
+        task,
     }
 }
 

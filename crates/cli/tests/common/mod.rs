@@ -5,8 +5,10 @@
 #[cfg(unix)]
 pub mod sweeps;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
+
+pub use agent::testing::Scratch;
 
 /// A run of four epochs in which every phase happens, in a second or two, with the paper's networks.
 pub const SMALL: [&str; 18] = [
@@ -46,23 +48,6 @@ pub fn train(folder: &Path, extra: &[&str]) -> Output {
 
 pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-pub struct Scratch(pub PathBuf);
-
-impl Scratch {
-    pub fn new(name: &str) -> Scratch {
-        let path = std::env::temp_dir().join(format!("iris-train-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).unwrap();
-        Scratch(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 /// The event file of TensorBoard.

@@ -8,7 +8,8 @@ use serde_json::json;
 
 use crate::common::Scratch;
 use crate::http::{connect, head, send};
-use crate::player::{Heard, Page, id};
+use crate::page::{Heard, Page};
+use crate::player::id;
 use crate::server::{Studio, runs};
 
 /// At once.
@@ -53,7 +54,7 @@ fn fifty_pages_at_once() {
     events.iter_mut().for_each(|events| events.wait("event"));
     let listening = studio.memory();
     // Everybody plays; those who came first make room for those who come last, and are told so.
-    let mut pages: Vec<Page> = (0..PAGES).map(|_| Page::open(&studio)).collect();
+    let mut pages: Vec<Page> = (0..PAGES).map(|_| studio.page()).collect();
     for (seed, page) in pages.iter_mut().enumerate() {
         page.start(json!({ "type": "start", "run": run, "seed": seed }));
     }
@@ -94,12 +95,12 @@ fn fifty_pages_at_once() {
 fn a_page_that_stops_reading_holds_up_nobody() {
     let mut studio = Studio::start(runs());
     let run = id(&studio, "one");
-    let mut stuck = Page::open(&studio);
+    let mut stuck = studio.page();
     stuck.start(json!({ "type": "start", "run": run }));
     stuck.say(json!({
         "type": "settings", "rate": 240, "auto": true, "policy": true, "eyes": "game", "temperature": 1, "horizon": 8,
     }));
-    let mut page = Page::open(&studio);
+    let mut page = studio.page();
     page.start(json!({ "type": "start", "run": run }));
     let before = studio.memory();
     for i in 0..500 {
@@ -125,7 +126,7 @@ fn a_run_that_is_deleted_while_shown_is_gone() {
     let (kept, gone) = (id(&studio, "kept"), id(&studio, "gone"));
     let mut events = Events::open(&studio, &studio.cookie(), &format!("{kept},{gone}"));
     events.wait("event: here");
-    let mut page = Page::open(&studio);
+    let mut page = studio.page();
     page.start(json!({ "type": "start", "run": gone }));
     let paths = [
         format!("/api/replay/{gone}"),

@@ -4,9 +4,12 @@
 mod access;
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../../../studio/tests/common/http.rs"]
 mod http;
 mod load;
 mod measure;
+#[path = "../../../studio/tests/common/page.rs"]
+mod page;
 mod pictures;
 mod play;
 mod player;
@@ -17,4 +20,5 @@ mod screens;
 mod server;
 mod training;
 mod webdriver;
+#[path = "../../../studio/tests/common/websocket.rs"]
 mod websocket;

@@ -7,7 +7,7 @@ use agent::{Agent, AgentConfig};
 use serde_json::json;
 
 use crate::common::Scratch;
-use crate::player::{Page, id};
+use crate::player::id;
 use crate::playing::STEP;
 use crate::server::{Studio, runs};
 use crate::webdriver::{Browser, key};
@@ -35,7 +35,7 @@ fn measure() {
 /// Steps of game, reconstruction and dream by themselves, as fast as they go.
 fn steps_per_second(folder: &Path, name: &str) -> String {
     let studio = Studio::start(folder);
-    let mut page = Page::open(&studio);
+    let mut page = studio.page();
     let start = json!({ "type": "start", "run": id(&studio, name), "env": "arcade/catch" });
     page.start(start);
     page.say(json!({

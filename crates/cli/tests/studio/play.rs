@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::player::{Page, dreamt, id};
+use crate::player::{dreamt, id};
 use crate::server::{Studio, runs};
 use crate::websocket::{BINARY, CLOSE, TEXT};
 
@@ -16,7 +16,7 @@ pub fn hundred() -> Vec<usize> {
 #[test]
 fn a_hundred_steps_are_dreamt_as_iris_dream_does() {
     let studio = Studio::start(runs());
-    let mut page = Page::open(&studio);
+    let mut page = studio.page();
     let start = json!({ "type": "start", "run": id(&studio, "endless"), "env": "arcade/catch", "seed": 5 });
     let (session, first) = page.start(start);
     assert_eq!(session["actions"], json!(ACTIONS));
@@ -46,7 +46,7 @@ fn a_hundred_steps_are_dreamt_as_iris_dream_does() {
 #[test]
 fn malformed_frames_end_their_connection_alone() {
     let mut studio = Studio::start(runs());
-    let mut other = Page::open(&studio);
+    let mut other = studio.page();
     other.start(json!({ "type": "start", "run": id(&studio, "one") }));
     let large = vec![b' '; 1 << 20];
     let deep = "[".repeat(4000);
@@ -58,7 +58,7 @@ fn malformed_frames_end_their_connection_alone() {
         (3, b"a kind of message that does not exist"),
     ];
     for (number, (kind, message)) in refused.into_iter().enumerate() {
-        let mut page = Page::open(&studio);
+        let mut page = studio.page();
         page.0.send(kind, message);
         if let Some((TEXT, text)) = page.0.receive() {
             let text: serde_json::Value = serde_json::from_slice(&text).unwrap();
@@ -73,14 +73,14 @@ fn malformed_frames_end_their_connection_alone() {
         &[0x80, 0x80, 0, 0, 0, 0],
         &[0xff; 64],
     ] {
-        let mut page = Page::open(&studio);
+        let mut page = studio.page();
         page.0.send_raw(frame);
         while let Some((kind, _)) = page.0.receive() {
             assert_eq!(kind, CLOSE);
         }
     }
     // Half of a frame, and then nothing: it waits, alone.
-    let mut half = Page::open(&studio);
+    let mut half = studio.page();
     half.0.send_raw(&[0x81, 0xfe, 0x10]);
     assert_eq!(other.act(0).facts["action"], 0);
     assert!(studio.is_running());

@@ -4,7 +4,8 @@
 use std::io::Write;
 
 use crate::http::{self, Answer, connect, request};
-use crate::player::{PLAY, id};
+use crate::page::PLAY;
+use crate::player::id;
 use crate::server::{Studio, runs};
 use crate::websocket::WebSocket;
 

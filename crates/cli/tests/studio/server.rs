@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use crate::common::{self, iris, stderr};
 use crate::http::{Answer, request};
+use crate::page::Page;
 
 /// `iris studio`, until it is dropped.
 pub struct Studio {
@@ -76,6 +77,11 @@ impl Studio {
     pub fn get(&self, path: &str) -> Answer {
         let headers = [("Host", &*self.host()), ("Cookie", &self.cookie()), ("Connection", "close")];
         request(self.port, &format!("GET {path}"), &headers, b"")
+    }
+
+    /// A page that plays.
+    pub fn page(&self) -> Page {
+        Page::open(self.port, &self.cookie())
     }
 
     pub fn is_running(&mut self) -> bool {

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use serde_json::json;
 
 use crate::common::{SMALL, Scratch, iris, results, stderr, train};
-use crate::player::{Heard, Page};
+use crate::page::{Heard, Page};
 use crate::server::Studio;
 
 /// Enough for a client to come in between the first checkpoint and the end.
@@ -20,7 +20,7 @@ fn only(studio: &Studio) -> String {
 
 /// A page that plays with the run's agent, as soon as it has one.
 fn begun(studio: &Studio) -> Page {
-    let (run, mut page) = (only(studio), Page::open(studio));
+    let (run, mut page) = (only(studio), studio.page());
     loop {
         page.say(json!({ "type": "start", "run": run }));
         if page.said()["type"] == "session" {

@@ -5,9 +5,10 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use agent::Agent;
 use agent::fuzzing::tiny_agent;
+use agent::testing::tiny_run;
 use agent::train::{Damaged, Event, Observer, Resume, Run, TrainConfig, TrainError, Trainer, train};
-use agent::{Agent, AgentConfig};
 use engine::Device;
 
 /// Epochs of a whole run.
@@ -21,20 +22,10 @@ pub fn tiny() -> Agent {
     tiny_agent(&device()).unwrap()
 }
 
-/// Four epochs in which ten steps are played.
+/// Four epochs in which ten steps are played, with an evaluation every other epoch.
 pub fn config(seed: u64) -> TrainConfig {
-    let agent = AgentConfig { actions: 3, ..tiny().config };
-    let mut config = TrainConfig { epochs: EPOCHS, seed, agent, ..TrainConfig::default() };
-    (config.collection.steps, config.collection.random_epochs) = (10, 9);
-    for schedule in
-        [&mut config.tokenizer.schedule, &mut config.world_model.schedule, &mut config.actor_critic.schedule]
-    {
-        (schedule.start_after, schedule.batch) = (9, 1);
-    }
-    config.tokenizer.perceptual = "none".into();
-    (config.actor_critic.horizon, config.actor_critic.burn_in) = (2, 1);
-    (config.evaluation.every, config.evaluation.final_episodes) = (2, 2);
-    config.evaluation.episodes = 1;
+    let mut config = TrainConfig { seed, ..tiny_run(&device()).unwrap() };
+    (config.evaluation.every, config.evaluation.episodes, config.evaluation.final_episodes) = (2, 1, 2);
     config.validate().unwrap();
     config
 }

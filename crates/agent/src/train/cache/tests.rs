@@ -1,31 +1,16 @@
 //! The same on every device that `Device::under_test` names.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use engine::Rng;
 
 use super::*;
+use crate::testing::Scratch;
 use crate::{AgentConfig, Record, TokenizerConfig};
 
 const SIZE: usize = 16;
 const PIXELS: usize = SIZE * SIZE * 3;
 const EPISODE: usize = 5;
-
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Scratch {
-        let folder = std::env::temp_dir().join(format!("iris-cache-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&folder);
-        Scratch(folder)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 fn agent(device: &Device) -> Agent {
     let tokenizer = TokenizerConfig {

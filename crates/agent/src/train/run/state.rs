@@ -171,12 +171,8 @@ mod tests {
         config.collection.steps = 30;
         let episode = |start: usize, len: usize, ended: bool| Episode {
             seed: episode_seed(config.seed, start),
-            start,
-            len,
-            ended,
-            continues: false,
             checksum: Some(7),
-            stride: 1,
+            ..Episode::plain(start, len, ended)
         };
         let table = Table { episodes: vec![episode(0, 40, true), episode(40, 20, false)], records: 60 };
         let checksums = Checksums { agent: 1, optimisers: 2, metrics: 3 };

@@ -2,14 +2,13 @@
 
 use super::super::train;
 use super::*;
-use crate::AgentConfig;
-use crate::fuzzing::tiny_agent;
+use crate::testing::{Scratch, tiny_run};
 
 /// The checkpoint before would fare no better, or be taken although the newest is good.
 #[test]
 fn a_machine_without_memory_is_no_damage() {
-    let folder = std::env::temp_dir().join(format!("iris-run-machine-{}", std::process::id()));
-    let place = Folder::new(&folder);
+    let scratch = Scratch::new("machine");
+    let place = Folder::new(&scratch.0);
     for epoch in [1, 2] {
         std::fs::create_dir_all(place.checkpoint(epoch)).unwrap();
     }
@@ -28,7 +27,6 @@ fn a_machine_without_memory_is_no_damage() {
     assert_eq!(attempts(&|| denied().into()), (1, 0));
     let cut = || RunError::Replay(ReplayError::CutOff { path: "replay".into(), record: 3 });
     assert_eq!(attempts(&cut), (2, 1));
-    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 /// Damages a checkpoint after its epoch, and keeps the warnings.
@@ -51,21 +49,9 @@ impl Observer for Damaging {
     }
 }
 
-/// Four epochs in which ten steps are played, and nothing is learnt.
-fn tiny_config(device: &Device) -> TrainConfig {
-    let agent = AgentConfig { actions: 3, ..tiny_agent(device).unwrap().config };
-    let mut config = TrainConfig { epochs: 4, agent, ..TrainConfig::default() };
-    (config.collection.steps, config.collection.random_epochs) = (10, 9);
-    for schedule in
-        [&mut config.tokenizer.schedule, &mut config.world_model.schedule, &mut config.actor_critic.schedule]
-    {
-        (schedule.start_after, schedule.batch) = (9, 1);
-    }
-    config.tokenizer.perceptual = "none".into();
-    (config.actor_critic.horizon, config.actor_critic.burn_in) = (2, 1);
-    (config.evaluation.every, config.evaluation.final_episodes) = (0, 1);
-    config.validate().unwrap();
-    config
+/// A run of four epochs in a new folder.
+fn begin(device: &Device, folder: &Path) -> (Run, Trainer) {
+    Run::create(device, tiny_run(device).unwrap(), "", folder, |text| panic!("{text}")).unwrap()
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -80,29 +66,26 @@ const REFUSE: Resume = Resume { damaged: Damaged::Refuse, epochs: None };
 #[test]
 fn a_run_that_nobody_watches_is_saved() {
     let device = Device::cpu(Some(1)).unwrap();
-    let folder = std::env::temp_dir().join(format!("iris-unwatched-{}", std::process::id()));
-    let _ = std::fs::remove_dir_all(&folder);
-    let (mut run, mut trainer) =
-        Run::create(&device, tiny_config(&device), "", &folder, |text| panic!("{text}")).unwrap();
+    let scratch = Scratch::new("unwatched");
+    let folder = &scratch.0;
+    let (mut run, mut trainer) = begin(&device, folder);
     train(&mut run, &mut trainer, &mut ()).unwrap();
     assert_eq!(names(&folder.join("checkpoints")), ["000003", "000004"]);
     let metrics = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
     assert!(metrics.lines().count() == 4 && metrics.contains("evaluation/return"), "{metrics}");
-    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 /// Looking at a run neither disturbs it nor keeps another process from continuing it.
 #[test]
 fn a_run_tells_where_it_is() {
     let device = Device::cpu(Some(1)).unwrap();
-    let folder = std::env::temp_dir().join(format!("iris-position-{}", std::process::id()));
-    let _ = std::fs::remove_dir_all(&folder);
+    let scratch = Scratch::new("position");
+    let folder = scratch.0.join("run");
     assert!(!Run::is_going_on(&folder) && Run::newest_checkpoint(&folder).is_none());
     let position = || Run::glance(&folder, |_| ()).map(|glance| (glance.config, glance.epoch));
     assert!(matches!(position(), Err(RunError::NoSuchRun { .. })));
-    let config = tiny_config(&device);
-    let (mut run, mut trainer) =
-        Run::create(&device, config.clone(), "", &folder, |text| panic!("{text}")).unwrap();
+    let config = tiny_run(&device).unwrap();
+    let (mut run, mut trainer) = begin(&device, &folder);
     assert!(Run::is_going_on(&folder));
     assert_eq!(position().unwrap(), (config.clone(), 0));
     train(&mut run, &mut trainer, &mut ()).unwrap();
@@ -119,18 +102,16 @@ fn a_run_tells_where_it_is() {
         drop(look);
         resumed.join().unwrap().unwrap();
     });
-    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 /// What a run was made longer by is in its checkpoints at once.
 #[test]
 fn a_finished_run_can_be_made_longer() {
     let device = Device::cpu(Some(1)).unwrap();
-    let folder = std::env::temp_dir().join(format!("iris-longer-{}", std::process::id()));
-    let _ = std::fs::remove_dir_all(&folder);
-    let resume = |epochs| Run::resume(&device, &folder, Resume { epochs, ..REFUSE }, |text| panic!("{text}"));
-    let (mut run, mut trainer) =
-        Run::create(&device, tiny_config(&device), "", &folder, |text| panic!("{text}")).unwrap();
+    let scratch = Scratch::new("longer");
+    let folder = &scratch.0;
+    let resume = |epochs| Run::resume(&device, folder, Resume { epochs, ..REFUSE }, |text| panic!("{text}"));
+    let (mut run, mut trainer) = begin(&device, folder);
     train(&mut run, &mut trainer, &mut ()).unwrap();
     drop(run);
     let refused = resume(Some(3)).map(|_| ()).unwrap_err();
@@ -145,17 +126,15 @@ fn a_finished_run_can_be_made_longer() {
     train(&mut run, &mut trainer, &mut ()).unwrap();
     drop(run);
     assert_eq!(resume(Some(6)).unwrap().1.epoch, 6);
-    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 /// The one before the newest is read before an older one is removed.
 #[test]
 fn a_checkpoint_that_is_damaged_during_the_run_does_not_count() {
     let device = Device::cpu(Some(1)).unwrap();
-    let folder = std::env::temp_dir().join(format!("iris-prune-{}", std::process::id()));
-    let _ = std::fs::remove_dir_all(&folder);
-    let (mut run, mut trainer) =
-        Run::create(&device, tiny_config(&device), "", &folder, |text| panic!("{text}")).unwrap();
+    let scratch = Scratch::new("prune");
+    let folder = &scratch.0;
+    let (mut run, mut trainer) = begin(&device, folder);
     let checkpoint = run.folder.checkpoint(2);
     let mut damaging = Damaging { checkpoint, epoch: 2, warnings: Vec::new() };
     train(&mut run, &mut trainer, &mut damaging).unwrap();
@@ -167,7 +146,6 @@ fn a_checkpoint_that_is_damaged_during_the_run_does_not_count() {
     );
     // After epoch 3 the first one was still needed.
     drop((run, trainer));
-    let (_, trainer) = Run::resume(&device, &folder, REFUSE, |text| panic!("{text}")).unwrap();
+    let (_, trainer) = Run::resume(&device, folder, REFUSE, |text| panic!("{text}")).unwrap();
     assert_eq!((trainer.epoch, trainer.replay.steps()), (4, 40));
-    std::fs::remove_dir_all(&folder).unwrap();
 }

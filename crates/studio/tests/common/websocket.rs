@@ -1,9 +1,11 @@
 //! A WebSocket of a page, and of what only pretends to be one.
+// Each test file uses a part of this.
+#![allow(dead_code)]
 
 use std::io::{BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
 
-use crate::http::{Answer, connect, head, send};
+use super::http::{Answer, connect, head, send};
 
 pub const TEXT: u8 = 1;
 pub const BINARY: u8 = 2;

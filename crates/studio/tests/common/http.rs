@@ -1,4 +1,6 @@
-//! Requests over a plain connection: to WebDriver, and to the studio as no browser would send them.
+//! Requests over a plain connection: to WebDriver, and to the studio as no browser would send them. `iris` tests with these, too.
+// Each test file uses a part of this.
+#![allow(dead_code)]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
