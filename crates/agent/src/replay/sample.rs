@@ -15,6 +15,8 @@ pub enum Sampling {
     Episodes,
     /// A step, all alike.
     Steps,
+    /// In seven of ten cases a step of the newest quarter, else a step of all.
+    Recent,
 }
 
 /// Successive steps of one episode. What is missing to the length asked for is padding, before or after them.
@@ -53,22 +55,28 @@ impl Replay {
     }
 
     fn sample(&self, rng: &mut Rng) -> (Episode, usize) {
-        if self.sampling == Sampling::Steps {
-            let mut left = rng.below(self.steps() as u32) as usize;
-            let mut episodes = self.table.episodes.iter();
-            let found = episodes.find(|episode| match left.checked_sub(episode.len) {
-                Some(after) => {
-                    left = after;
-                    false
-                }
-                None => true,
-            });
-            return (found.copied().unwrap_or(self.table.episodes[0]), left);
-        }
-        // Only the last episode can be empty, just after its reset.
-        let count = self.table.episodes.iter().filter(|e| e.len > 0).count();
-        let episode = self.table.episodes[rng.below(count as u32) as usize];
-        (episode, rng.below(episode.len as u32) as usize)
+        let steps = self.steps();
+        let oldest = match self.sampling {
+            Sampling::Steps => 0,
+            Sampling::Recent if rng.below(10) < 7 => steps - steps.div_ceil(4),
+            Sampling::Recent => 0,
+            Sampling::Episodes => {
+                // Only the last episode can be empty, just after its reset.
+                let count = self.table.episodes.iter().filter(|e| e.len > 0).count();
+                let episode = self.table.episodes[rng.below(count as u32) as usize];
+                return (episode, rng.below(episode.len as u32) as usize);
+            }
+        };
+        let mut left = oldest + rng.below((steps - oldest) as u32) as usize;
+        let mut episodes = self.table.episodes.iter();
+        let found = episodes.find(|episode| match left.checked_sub(episode.len) {
+            Some(after) => {
+                left = after;
+                false
+            }
+            None => true,
+        });
+        (found.copied().unwrap_or(self.table.episodes[0]), left)
     }
 
     /// `len` steps that start at a uniformly chosen one, padded after the episode's end.
@@ -120,5 +128,11 @@ mod tests {
             assert_eq!(ending.before, (ending.first > start).then(|| ending.first - 1));
         }
         assert!(seen.iter().all(|count| (800..1200).contains(count)), "{seen:?}");
+        // The newest four of 13 share seven tenths, and all share the rest: 2,575 and 300 of 13,000 each.
+        let replay = replay.sampling(Sampling::Recent);
+        let mut seen = [0; 13];
+        (0..13_000).for_each(|_| seen[replay.sample_step(&mut rng)] += 1);
+        assert!(seen[..9].iter().all(|count| (220..380).contains(count)), "{seen:?}");
+        assert!(seen[9..].iter().all(|count| (2375..2775).contains(count)), "{seen:?}");
     }
 }

@@ -420,8 +420,8 @@ pub struct ReplayConfig {
     pub max_bytes: u64,
     /// Run, folder of .npz files or .npz file whose episodes the replay begins with; empty to begin with nothing. Not needed to resume.
     pub from: String,
-    /// What batches are drawn from: "episodes" for an episode and then one of its steps, as in the paper, or "steps" for a step of all, so that long
-    /// episodes count by their length.
+    /// What batches are drawn from: "episodes" for an episode and then one of its steps, as in the paper, "steps" for a step of all, so that long episodes count
+    /// by their length, or "recent" for a step of the newest quarter in seven of ten cases and of all otherwise.
     pub sampling: Sampling,
 }
 

@@ -25,10 +25,10 @@ fn measure() {
     std::fs::create_dir_all(scratch.0.join("paper")).unwrap();
     paper.save(None, &scratch.0.join("paper")).unwrap();
     println!("| what | measured |\n| --- | --- |");
-    println!("| default agent | {} |", steps_per_second(runs(), "endless"));
+    println!("| agent of the preset `tiny` | {} |", steps_per_second(runs(), "endless"));
     println!("| paper-size agent | {} |", steps_per_second(&scratch.0, "paper"));
     if let Some(browser) = Browser::start() {
-        println!("| key to picture, default agent | {} |", key_to_picture(&browser));
+        println!("| key to picture, the same agent | {} |", key_to_picture(&browser));
     }
 }
 
