@@ -69,7 +69,7 @@ fn values_that_no_run_can_have_are_refused() {
     for (setting, answer) in [
         ("agent.actor_critic.sees=pixels", "expected `frames` or `codes`"),
         ("agent.actor_critic.channels=[]", "but needs at least one"),
-        ("replay.sampling=luck", "expected `episodes` or `steps`"),
+        ("replay.sampling=luck", "expected one of `episodes`, `steps`, `recent`"),
         ("agent.actor_critic.values=bins", "expected `mse` or `symlog-bins`"),
     ] {
         let refused = train(&scratch.0.join("run"), &[setting]);

@@ -219,6 +219,7 @@ fn amounts_count_where_the_world_model_learns_them() {
         let output = program("")
             .args([
                 "train",
+                "--preset=tiny",
                 "--env",
                 "test/purse",
                 "epochs=4",

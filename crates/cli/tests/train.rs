@@ -166,7 +166,12 @@ fn nonsense_is_answered_with_one_line_that_helps() {
         "{unknown}"
     );
     assert!(refused(&["--env", "BREAKOUT"]).contains("may be `arcade/breakout` or `atari/Breakout`: give"));
-    assert!(refused(&["--preset", "tinny"]).contains("Did you mean `tiny`?"));
+    let preset = iris().args(["train", "--preset", "tinny", "--out"]).arg(&run).output().unwrap();
+    assert!(
+        !preset.status.success() && stderr(&preset).contains("Did you mean `tiny`?"),
+        "{}",
+        stderr(&preset)
+    );
     assert!(refused(&["--config", "no/such/file.toml"]).contains("cannot read no/such/file.toml"));
     let file = scratch.0.join("quoted.toml");
     std::fs::write(&file, "epochs = \"3\"\n").unwrap();
