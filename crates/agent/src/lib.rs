@@ -38,7 +38,7 @@ pub use actor_critic::{ActorCritic, ActorCriticLosses, Policy, ReturnScale, Retu
 pub use by_hand::PlayedGame;
 pub use checkpoint::CheckpointError;
 pub use config::{
-    ActorCriticConfig, AgentConfig, ConfigError, Sees, TokenizerConfig, TokenizerKind, ValueModel,
+    ActorCriticConfig, AgentConfig, ConfigError, Draws, Sees, TokenizerConfig, TokenizerKind, ValueModel,
     WorldModelConfig, WorldModelKind,
 };
 pub use dream::{Asked, Attention, Dream, Frame, Logits, Moment, Snapshot};

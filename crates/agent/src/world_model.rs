@@ -9,7 +9,7 @@ use engine::{Device, Error, Init, Param, Params, Result, Tape, Tensor};
 use crate::layers::{Builder, LinearInit, Network, Norm};
 use crate::{Attention, TokenizerConfig, WorldModelConfig, WorldModelKind};
 use blocks::{Block, Head};
-use frames::Frames;
+use frames::{Frames, Predicted};
 pub use memory::{Memory, Thought};
 
 pub(crate) const ENDS: usize = 2;
@@ -29,6 +29,7 @@ pub struct WorldModel {
 }
 
 /// What differs between the kinds.
+#[expect(clippy::large_enum_variant, reason = "an agent has one")]
 enum Family {
     /// A step is K positions of frame tokens and one of the action; a position sees those before it and predicts the token after it.
     Token { table: Param, head: Head },
@@ -43,6 +44,8 @@ pub struct WorldModelOutput {
     pub hidden: Tensor,
     /// [B, n, N]; [`prediction_of`](WorldModel::prediction_of) says which is of which token.
     pub observations: Tensor,
+    /// The same for each token by itself, where tokens are drawn [in order](crate::Draws::InOrder).
+    pub alone: Option<Tensor>,
     /// [B, L, R], with the R of [`RewardModel::outputs`](crate::RewardModel::outputs).
     pub rewards: Tensor,
     /// [B, L, 2]
@@ -196,10 +199,11 @@ impl WorldModel {
         let head = match &self.family {
             Family::Token { head, .. } => head,
             Family::Frame(frames) => {
-                let (at_actions, observations) = frames.predict(tape, params, hidden, steps)?;
+                let Predicted { at_actions, logits, alone } = frames.predict(tape, params, hidden, tokens)?;
                 return Ok(WorldModelOutput {
                     hidden,
-                    observations,
+                    observations: logits,
+                    alone,
                     rewards: self.head_rewards.forward(tape, params, at_actions)?,
                     ends: self.head_ends.forward(tape, params, at_actions)?,
                 });
@@ -216,17 +220,19 @@ impl WorldModel {
         Ok(WorldModelOutput {
             hidden,
             observations: head.forward(tape, params, speaking)?,
+            alone: None,
             rewards: self.head_rewards.forward(tape, params, at_actions)?,
             ends: self.head_ends.forward(tape, params, at_actions)?,
         })
     }
 
-    /// Cross-entropy of next tokens and ends and the loss of rewards, summed; padded steps are ignored.
+    /// Cross-entropy of next tokens and ends and the loss of rewards, summed; padded steps are ignored. The total has the loss of tokens by themselves, too,
+    /// where they are drawn in order.
     pub fn loss(&self, tape: &mut Tape, batch: &WorldModelBatch, train: bool) -> Result<WorldModelLosses> {
         let output = self.forward(tape, batch.tokens, batch.actions, train)?;
         let rows = batch.tokens.dims()[0];
         let labels = tape.mask_labels(batch.tokens, batch.mask)?;
-        let labels = match &self.family {
+        let tokens = match &self.family {
             Family::Token { .. } => {
                 // Prediction n is of token n + 1: the first token has no prediction, the last prediction no token.
                 let labels = tape.reshape(labels, [rows, output.observations.dims()[1]])?;
@@ -234,13 +240,17 @@ impl WorldModel {
             }
             Family::Frame(frames) => frames.labels(tape, labels)?,
         };
-        let observations = tape.cross_entropy(output.observations, labels)?;
+        let observations = tape.cross_entropy(output.observations, tokens)?;
         let rewards =
             self.config.reward.loss(tape, output.rewards, batch.rewards, batch.amounts, batch.mask)?;
         let labels = tape.mask_labels(batch.ends, batch.mask)?;
         let ends = tape.cross_entropy(output.ends, labels)?;
         let total = tape.add(observations, rewards)?;
-        let total = tape.add(total, ends)?;
+        let mut total = tape.add(total, ends)?;
+        if let Some(alone) = output.alone {
+            let alone = tape.cross_entropy(alone, tokens)?;
+            total = tape.add(total, alone)?;
+        }
         Ok(WorldModelLosses { total, observations, rewards, ends })
     }
 
@@ -269,7 +279,7 @@ impl WorldModel {
     pub fn prediction_of(&self, step: usize, token: usize) -> usize {
         match &self.family {
             Family::Token { .. } => step * self.tokens + token - 1,
-            Family::Frame(frames) => (step - 1) * self.tokens + frames.place(token),
+            Family::Frame(frames) => (step - 1) * self.tokens + frames.prediction_of(token),
         }
     }
 

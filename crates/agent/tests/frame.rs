@@ -3,7 +3,7 @@
 
 use agent::train::{Learner, TokenizerObjective, WorldModelObjective};
 use agent::{
-    Action, Agent, AgentConfig, Asked, Dream, Read, Sees, Tokenizer, TokenizerConfig, TokenizerKind,
+    Action, Agent, AgentConfig, Asked, Draws, Dream, Read, Sees, Tokenizer, TokenizerConfig, TokenizerKind,
     WorldModel, WorldModelKind,
 };
 use engine::{Adam, Device, Key, Result, Rng, Stepper};
@@ -24,6 +24,13 @@ fn frame() -> AgentConfig {
     (t.residual_blocks, t.attention_sizes) = (0, vec![]);
     (w.kind, w.patch, w.context, w.steps) = (WorldModelKind::Frame, 2, 2, STEPS);
     (p.sees, p.previous_action) = (Sees::Codes, true);
+    config
+}
+
+/// The same, with tokens that are drawn one after the other.
+fn in_order() -> AgentConfig {
+    let mut config = frame();
+    config.world_model.draws = Draws::InOrder;
     config
 }
 
@@ -91,20 +98,47 @@ fn a_frame_is_predicted_from_all_of_the_step_before_it() -> Result<()> {
     Ok(())
 }
 
+/// In order, a token depends on those before it in its frame as well, and on none after it.
+#[test]
+fn a_token_in_order_depends_on_those_before_it() -> Result<()> {
+    let device = Device::under_test(1)?;
+    let agent = Agent::new(&device, &in_order(), 1)?;
+    let (tokens, actions) = sequence(0, STEPS);
+    let [before, _] = predict(&device, &agent, &tokens, &actions)?;
+    let mut other = tokens.clone();
+    other[2 * K + 6] ^= 1;
+    let [after, _] = predict(&device, &agent, &other, &actions)?;
+    let changed: Vec<bool> = before.chunks(8).zip(after.chunks(8)).map(|(b, a)| b != a).collect();
+    // Predictions begin with frame 1.
+    let expected: Vec<bool> = (K..STEPS * K).map(|n| n > 2 * K + 6).collect();
+    assert_eq!(changed, expected);
+    Ok(())
+}
+
 /// A dream's first step says what the whole sequence before it says, of a row with all of the context and of one without.
 #[test]
 fn dreams_begin_after_their_context() -> Result<()> {
+    for config in [frame(), in_order()] {
+        begins_after_its_context(&config)?;
+    }
+    Ok(())
+}
+
+fn begins_after_its_context(config: &AgentConfig) -> Result<()> {
     let device = Device::under_test(1)?;
-    let agent = Agent::new(&device, &frame(), 2)?;
+    let agent = Agent::new(&device, config, 2)?;
     let (tokens, actions) = sequence(1, 4);
     let rows = [tokens[..3 * K].to_vec(), tokens[..K].to_vec()];
     let given: Vec<Vec<usize>> = vec![actions[..2].iter().map(|a| *a as usize).collect(), vec![]];
     let mut dream = Dream::from_tokens(&device, &agent, &rows, &given, 2, Key::new(1, 1))?;
     let asked = Asked { logits: true, attention: false };
     let moments = dream.step(&agent, Action::Given(&[actions[2] as usize; 2]), asked)?;
-    let still = [&tokens[..K], &tokens[..K], &tokens[..K], &tokens[..K]].concat();
+    // What was drawn becomes part of what the next step, and in order the next token, depends on.
+    let next = moments.iter().map(|moment| &moment.next.as_ref().unwrap().tokens).collect::<Vec<_>>();
+    let seen = [&tokens[..3 * K], next[0]].concat();
+    let still = [&tokens[..K], &tokens[..K], &tokens[..K], next[1]].concat();
     let expected = [
-        predict(&device, &agent, &tokens, &actions)?,
+        predict(&device, &agent, &seen, &actions)?,
         predict(&device, &agent, &still, &[0, 0, actions[2], 0])?,
     ];
     for (moment, [logits, rewards]) in moments.iter().zip(&expected) {
@@ -112,11 +146,9 @@ fn dreams_begin_after_their_context() -> Result<()> {
         assert_close(&found.tokens, &logits[2 * K * 8..], tolerance(&device));
         assert_close(&found.rewards, &rewards[2 * 3..3 * 3], tolerance(&device));
     }
-    // What was drawn becomes part of what the next step depends on.
-    let next = &moments[0].next.as_ref().unwrap().tokens;
     let later = dream.step(&agent, Action::Given(&[1, 1]), asked)?;
-    let tokens = [&tokens[..3 * K], next, next].concat();
-    let [logits, _] = predict(&device, &agent, &tokens, &[actions[0], actions[1], actions[2], 1, 0])?;
+    let seen = [&seen[..], &later[0].next.as_ref().unwrap().tokens].concat();
+    let [logits, _] = predict(&device, &agent, &seen, &[actions[0], actions[1], actions[2], 1, 0])?;
     assert_close(&later[0].logits.as_ref().unwrap().tokens, &logits[3 * K * 8..], tolerance(&device));
     Ok(())
 }
@@ -124,8 +156,15 @@ fn dreams_begin_after_their_context() -> Result<()> {
 /// When the window is full, the newest half of the steps is read again.
 #[test]
 fn a_long_dream_goes_on_from_its_newest_steps() -> Result<()> {
+    for config in [frame(), in_order()] {
+        goes_on_from_its_newest_steps(&config)?;
+    }
+    Ok(())
+}
+
+fn goes_on_from_its_newest_steps(config: &AgentConfig) -> Result<()> {
     let device = Device::under_test(1)?;
-    let agent = Agent::new(&device, &frame(), 3)?;
+    let agent = Agent::new(&device, config, 3)?;
     let (tokens, _) = sequence(2, 1);
     let mut dream = Dream::from_tokens(&device, &agent, &[tokens], &[], 2, Key::new(1, 1))?;
     let mut frames = vec![dream.look(&agent)?.remove(0).tokens];
@@ -140,7 +179,7 @@ fn a_long_dream_goes_on_from_its_newest_steps() -> Result<()> {
         // The context is forgotten with the first steps.
         if (kept < remembered || step >= 3) && kept + 2 <= STEPS {
             let mut seen = frames[frames.len() - 1 - kept..].concat();
-            seen.extend(vec![0; K]);
+            seen.extend(&moment.next.as_ref().unwrap().tokens);
             let mut done = actions[actions.len() - 1 - kept..].to_vec();
             done.push(0);
             let [logits, _] = predict(&device, &agent, &seen, &done)?;
@@ -157,8 +196,15 @@ fn a_long_dream_goes_on_from_its_newest_steps() -> Result<()> {
 
 #[test]
 fn recorded_steps_are_expected() -> Result<()> {
+    for config in [frame(), in_order()] {
+        is_expected(&config)?;
+    }
+    Ok(())
+}
+
+fn is_expected(config: &AgentConfig) -> Result<()> {
     let device = Device::under_test(1)?;
-    let agent = Agent::new(&device, &frame(), 4)?;
+    let agent = Agent::new(&device, config, 4)?;
     let (tokens, actions) = sequence(3, 3);
     let actions: Vec<usize> = actions.iter().map(|a| *a as usize).collect();
     let read = Read { tokens: &tokens, actions: &actions };
@@ -252,6 +298,49 @@ fn a_world_model_learns_what_actions_do() -> Result<()> {
         "{losses:?}"
     );
     assert!(loss(last, "loss_rewards") < 0.2, "{losses:?}");
+    Ok(())
+}
+
+/// A square that jumps anywhere: drawn in order, a dreamt frame has one square; drawn at once, each of its 16 places has one with a chance of 1/16, so that
+/// 62% of the frames have none or several.
+#[test]
+fn a_square_drawn_in_order_stays_one() -> Result<()> {
+    let device = Device::under_test(2)?;
+    let share = |config: AgentConfig| -> Result<f32> {
+        let mut config = config;
+        let w = &mut config.world_model;
+        (w.layers, w.init_std, w.steps, w.context) = (1, 0.1, 3, 0);
+        (w.embedding_dropout, w.attention_dropout, w.residual_dropout) = (0.0, 0.0, 0.0);
+        let agent = Agent::new(&device, &config, 0)?;
+        let (batch, steps) = (32, 3);
+        let objective = WorldModelObjective::new(&device, &config, batch)?;
+        objective.mask.write(&vec![1; batch * steps])?;
+        objective.ends.write(&vec![0; batch * steps])?;
+        objective.actions.write(&vec![0; batch * steps])?;
+        objective.rewards.write(&vec![1; batch * steps])?;
+        let mut learner = Learner::new(&device, objective, Adam::default(), 5e-3)?;
+        let mut rng = Rng::new(Key::new(0, 0));
+        let mut frame = || {
+            let place = rng.below(K as u32);
+            (0..K as u32).map(|k| if k == place { 7 } else { 0 }).collect::<Vec<i32>>()
+        };
+        for _ in 0..300 {
+            let tokens = (0..batch * steps).flat_map(|_| frame()).collect::<Vec<i32>>();
+            learner.objective.tokens.write(&tokens)?;
+            learner.update(&agent.world_model)?;
+        }
+        let rows: Vec<Vec<i32>> = (0..64).map(|_| frame()).collect();
+        let mut dream = Dream::from_tokens(&device, &agent, &rows, &[], 0, Key::new(3, 0))?;
+        let asked = Asked { logits: false, attention: false };
+        let moments = dream.step(&agent, Action::Given(&[0; 64]), asked)?;
+        let squares = |tokens: &[i32]| {
+            (tokens.iter().filter(|t| **t == 7).count(), tokens.iter().all(|t| [0, 7].contains(t)))
+        };
+        let one = moments.iter().filter(|moment| squares(&moment.next.as_ref().unwrap().tokens) == (1, true));
+        Ok(one.count() as f32 / 64.0)
+    };
+    let [at_once, in_order] = [share(frame())?, share(in_order())?];
+    assert!(in_order > 0.85 && at_once < 0.6, "{in_order} in order, {at_once} at once");
     Ok(())
 }
 

@@ -75,8 +75,8 @@ pub use dtype::{DType, Element, Precision};
 pub use error::{Error, Result};
 pub use fast_paths::NetworkShapes;
 pub use ops::{
-    Activation, DecodeBlock, DecodeHead, Decoder, ImageAttention, ImageResidual, KvCache, Levelled, Lstm,
-    MOST_RANGED, Quantised, RunningRange, Stride, SymlogPlace, Temperature,
+    Activation, DecodeBlock, DecodeHead, Decoder, FrameDraw, ImageAttention, ImageResidual, KvCache,
+    Levelled, Lstm, MOST_RANGED, Quantised, RunningRange, Stride, SymlogPlace, Temperature,
 };
 pub use optim::Adam;
 pub use params::{Init, Param, ParamSpec, Params, ParamsBuilder};

@@ -106,10 +106,7 @@ impl WorldModel {
             return Err(Error::BadConfig { reason });
         };
         let hidden = self.hidden(tape, thought)?;
-        let logits = frames.logits(tape, self.params(), hidden)?;
-        let drawn = tape.sample(logits, 1.0)?;
-        let logits = with_logits.then(|| frames.in_order(tape, logits)).transpose()?;
-        Ok((frames.in_order(tape, drawn)?, logits))
+        frames.draw(tape, self.params(), hidden, with_logits)
     }
 
     /// The table of the kind that reads single tokens.

@@ -184,6 +184,14 @@ kernels! {
         check_indices(x: u64, n: usize, low: i32, limit: i32, op: i32, fault: u64);
         check_finite(x: u64, op: i32, fault: u64);
 
+        // raster.cu
+        earlier(out: View, x: View, tokens: usize, side: usize, width: usize, n: usize);
+        earlier_gradient(dx: View, dy: View, tokens: usize, side: usize, width: usize, n: usize, add: bool);
+        draw_frame(
+            out: u64, logits: View, alone: View, told: View, table: View, weight: View, tokens: usize, side: usize,
+            width: usize, entries: usize, state: u64, site: usize,
+        );
+
         // image.cu
         max_pool(out: View, taken: u64, x: View, half_width: usize, channels: usize, n: usize);
         max_pool_gradient(dx: View, dy: View, taken: u64, width: usize, channels: usize, n: usize, add: bool);

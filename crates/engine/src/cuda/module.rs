@@ -16,7 +16,7 @@ use crate::{Error, Result};
 /// What stands in front of each program.
 const COMMON: &str = include_str!("kernels/common.cu");
 
-pub(super) const PROGRAMS: [&str; 12] = [
+pub(super) const PROGRAMS: [&str; 13] = [
     include_str!("kernels/elementwise.cu"),
     include_str!("kernels/image.cu"),
     include_str!("kernels/group_norm.cu"),
@@ -24,6 +24,7 @@ pub(super) const PROGRAMS: [&str; 12] = [
     include_str!("kernels/perceptual.cu"),
     include_str!("kernels/attention.cu"),
     include_str!("kernels/rows.cu"),
+    include_str!("kernels/raster.cu"),
     include_str!("kernels/reduce.cu"),
     include_str!("kernels/flash.cu"),
     include_str!("kernels/decode.cu"),

@@ -286,7 +286,7 @@ fn log_or_zero(p: f32) -> f32 {
 }
 
 /// The first of the largest.
-fn argmax(x: &[f32]) -> usize {
+pub(super) fn argmax(x: &[f32]) -> usize {
     let mut best = 0;
     for (i, v) in x.iter().enumerate() {
         if *v > x[best] {
@@ -298,7 +298,7 @@ fn argmax(x: &[f32]) -> usize {
 
 multiversion! {
     /// The largest of logit / temperature + Gumbel noise is a draw from the softmax; scaled by the temperature, so that 0 is allowed.
-    fn add_gumbel(logits: &[f32], bits: &[u32], temperature: f32, out: &mut [f32]) {
+    pub(super) fn add_gumbel(logits: &[f32], bits: &[u32], temperature: f32, out: &mut [f32]) {
         for ((o, l), b) in out.iter_mut().zip(logits).zip(bits) {
             *o = l - temperature * math::ln(-math::ln(open_unit(*b)));
         }

@@ -24,6 +24,7 @@ mod max_pool;
 mod perceptual;
 mod quantise;
 mod range;
+mod raster;
 mod relu;
 mod returns;
 mod rows;
@@ -42,6 +43,7 @@ pub use linear::Activation;
 pub use lstm::Lstm;
 pub use quantise::Quantised;
 pub use range::{MOST_RANGED, RunningRange};
+pub use raster::FrameDraw;
 pub use symlog::SymlogPlace;
 
 use crate::{Result, Tape};
@@ -82,6 +84,7 @@ records! {
     Conv(conv::Conv),
     CrossEntropy(cross_entropy::CrossEntropy),
     Dropout(dropout::Dropout),
+    Earlier(raster::Earlier),
     Embedding(embedding::Embedding),
     Entropy(categorical::Entropy),
     Fsq(fsq::Fsq),

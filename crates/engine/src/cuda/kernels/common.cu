@@ -156,6 +156,20 @@ __device__ __forceinline__ uint4 philox(Draw d, u32 block) {
     return make_uint4(x0, x1, x2, x3);
 }
 
+// The larger, the first of equals.
+__device__ __forceinline__ void take_larger(float& best, u32& index, float v, u32 k) {
+    if (v > best || (v == best && k < index)) {
+        best = v;
+        index = k;
+    }
+}
+
+// The same over a warp.
+__device__ __forceinline__ void take_largest(float& best, u32& index) {
+#pragma unroll
+    for (int o = 16; o; o >>= 1) take_larger(best, index, __shfl_xor_sync(~0u, best, o), __shfl_xor_sync(~0u, index, o));
+}
+
 __device__ __forceinline__ u32 random_bits(Draw d, u32 index) {
     uint4 q = philox(d, index / 4);
     u32 r = index % 4;

@@ -353,14 +353,6 @@ extern "C" __global__ void entropy_gradient(View d, View logits, const float* no
     }
 }
 
-// The first of the larger ones.
-__device__ __forceinline__ void take_larger(float& best, u32& index, float v, u32 k) {
-    if (v > best || (v == best && k < index)) {
-        best = v;
-        index = k;
-    }
-}
-
 // The largest of logit + temperature * Gumbel noise, the first of equals. A block per row. A copy goes to every `stride`th place of `copies`.
 // Part of chains: the first noise is made before the logits are there.
 extern "C" __global__ void sample(int* out, int* copies, u32 stride, View logits, u32 actions, float constant, const float* on_device, const u32* state, u32 site) {
@@ -394,7 +386,7 @@ extern "C" __global__ void sample(int* out, int* copies, u32 stride, View logits
         await_earlier();
         for (u32 c = threadIdx.x; c < actions; c += blockDim.x) take_larger(best, index, get(logits, first + c) + noise(random_bits(draw, first + c)), c);
     }
-    for (int o = 16; o; o >>= 1) take_larger(best, index, __shfl_xor_sync(~0u, best, o), __shfl_xor_sync(~0u, index, o));
+    take_largest(best, index);
     if (lane == 0) {
         bests[threadIdx.x / 32] = best;
         indices[threadIdx.x / 32] = index;

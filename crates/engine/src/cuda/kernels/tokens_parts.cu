@@ -315,18 +315,5 @@ __device__ __forceinline__ void put_blend(float* share, const Blend& blend) {
     }
 }
 
-// The larger, the first of equals.
-__device__ __forceinline__ void take_larger(float& best, u32& index, float v, u32 k) {
-    if (v > best || (v == best && k < index)) {
-        best = v;
-        index = k;
-    }
-}
-
-__device__ __forceinline__ void take_largest(float& best, u32& index) {
-#pragma unroll
-    for (int o = 16; o; o >>= 1) take_larger(best, index, __shfl_xor_sync(~0u, best, o), __shfl_xor_sync(~0u, index, o));
-}
-
 } // namespace tokens
 #endif
