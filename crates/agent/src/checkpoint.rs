@@ -55,7 +55,7 @@ pub enum CheckpointError {
     )]
     NotPerceptual { path: PathBuf, key: &'static str },
 
-    #[error("{path} has format version {found}; this program reads up to {VERSION}: use a newer one")]
+    #[error("{path} has format version {found}; this program reads up to {VERSION}")]
     TooNew { path: PathBuf, found: u32 },
 
     #[error("{path}: the config in its metadata cannot be read: {reason}")]
@@ -67,9 +67,7 @@ pub enum CheckpointError {
     #[error("{path}: entry `{name}` is not part of this agent")]
     Extra { path: PathBuf, name: String },
 
-    #[error(
-        "{path}: entry `{name}` is not part of a perceptual network; are the files in the order VGG16, LPIPS?"
-    )]
+    #[error("{path}: entry `{name}` is not part of a perceptual network")]
     ExtraWeights { path: PathBuf, name: String },
 
     #[error("{path}: entry `{name}` has shape {found:?}, expected {expected:?}")]
@@ -88,7 +86,7 @@ pub enum CheckpointError {
     Refused { path: PathBuf, reason: String },
 
     #[error(
-        "{path}: `{name}` is not a causal mask; the agent was trained with another attention, such as the release's `block causal`, which this program does not have: train it with `attention: causal`"
+        "{path}: `{name}` is not a causal mask; the agent was trained with another attention, such as the release's `block causal`, which this program does not have"
     )]
     NotCausal { path: PathBuf, name: String },
 

@@ -2,8 +2,8 @@
 
 use std::error::Error;
 
-use agent::train::{RunError, SetupError, TrainError};
-use agent::{PlayError, ReplayError, SceneError};
+use agent::train::{InitError, RunError, SetupError, TrainError};
+use agent::{CheckpointError, PlayError, ReplayError, SceneError};
 use envs::EnvError;
 use report::ReportError;
 use studio::StudioError;
@@ -38,6 +38,8 @@ fn on_cause(cause: &(dyn Error + 'static)) -> Option<String> {
         .or_else(|| advice(cause, on_scene))
         .or_else(|| advice(cause, on_game))
         .or_else(|| advice(cause, on_replay))
+        .or_else(|| advice(cause, on_checkpoint))
+        .or_else(|| advice(cause, on_init))
         .or_else(|| advice(cause, on_report))
         .or_else(|| advice(cause, on_studio))
 }
@@ -60,6 +62,9 @@ fn on_report(error: &ReportError) -> Option<String> {
             Some("Give them with --references FILE, {\"Game\": [random, human]}".into())
         }
         ReportError::RepeatedAgent { .. } => Some("Rename a file, or name the runs with --name".into()),
+        ReportError::NotFinite { .. } => Some("Leave those runs out".into()),
+        ReportError::NotAScore { .. } => Some("Leave it out".into()),
+        ReportError::Changed { .. } => Some("Put it back from a copy, or leave the run out".into()),
         _ => None,
     }
 }
@@ -78,6 +83,8 @@ fn on_setup(error: &SetupError) -> Option<String> {
     match error {
         SetupError::Env(error) => on_game(error),
         SetupError::Replay(error) => on_replay(error),
+        SetupError::Init(error) => on_init(error),
+        SetupError::Perceptual(error) => on_checkpoint(error),
         SetupError::NoPerceptual { .. } => Some("Use \"random\" or \"none\"".into()),
         _ => None,
     }
@@ -107,9 +114,31 @@ fn on_replay(error: &ReplayError) -> Option<String> {
     }
 }
 
+fn on_checkpoint(error: &CheckpointError) -> Option<String> {
+    Some(match error {
+        CheckpointError::TooNew { .. } => "Use a newer version of this program".into(),
+        CheckpointError::ExtraWeights { .. } => "Are the files in the order VGG16, LPIPS?".into(),
+        CheckpointError::NotCausal { .. } => "Train it with `attention: causal`".into(),
+        _ => return None,
+    })
+}
+
+fn on_init(error: &InitError) -> Option<String> {
+    Some(match error {
+        InitError::Source(error) => return on_run(error),
+        InitError::WrongShape { path, network, .. } | InitError::Missing { path, network, .. } => {
+            format!("Use the sizes of {}, or leave the {network} out of init.parts", path.display())
+        }
+        InitError::OtherKey { found, .. } => format!("Set it to {found}"),
+        InitError::OtherParameters { .. } => "Leave init.crc32 out to start from them as they are now".into(),
+        InitError::Engine(_) => return None,
+    })
+}
+
 fn on_run(error: &RunError) -> Option<String> {
     Some(match error {
         RunError::Setup(error) => return on_setup(error),
+        RunError::Checkpoint(error) => return on_checkpoint(error),
         RunError::Replay(reason) | RunError::DamagedReplay { reason } => return on_replay(reason),
         RunError::NothingLeft { .. } => format!("`{} eval` still plays with the agent", program()),
         RunError::NoSuchRun { .. } | RunError::NotARun { .. } => {
@@ -122,6 +151,14 @@ fn on_run(error: &RunError) -> Option<String> {
         RunError::NothingToResume { .. } => "Put one back from a copy, or begin a new run".into(),
         _ => return None,
     })
+}
+
+/// Advice on an error of a GPU.
+pub fn on_gpu(error: &engine::Error) -> Option<String> {
+    match error {
+        engine::Error::NoGpu { .. } if !cfg!(feature = "cuda") => Some("Build with --features cuda".into()),
+        _ => None,
+    }
 }
 
 /// Advice on an error of a game.

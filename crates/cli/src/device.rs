@@ -3,6 +3,7 @@
 use anyhow::Result;
 use engine::{Device, DeviceKind, Error, Precision};
 
+use crate::advice;
 use crate::args::{DeviceArgs, DeviceName, PrecisionName};
 use crate::output::program;
 use crate::words::counted;
@@ -21,8 +22,9 @@ impl DeviceArgs {
         };
         Device::open(kind, precision, self.threads).map_err(|error| match error {
             Error::NoGpu { .. } | Error::Gpu { .. } => {
-                let advice =
-                    format!("`{} doctor` shows what is missing; --device cpu needs no GPU", program());
+                let missing = || format!("`{} doctor` shows what is missing", program());
+                let advice = advice::on_gpu(&error).unwrap_or_else(missing);
+                let advice = format!("{advice}; --device cpu needs no GPU");
                 let words = format!("{error}. {advice}");
                 anyhow::Error::from(error).context(words)
             }

@@ -95,7 +95,7 @@ fn free_of(free: f64, all: f64) -> String {
 #[cfg(not(feature = "cuda"))]
 fn gpu() -> bool {
     if let Err(error) = Device::cuda(Precision::F32) {
-        line("GPU", &error.to_string());
+        line("GPU", &crate::advice::with(error.to_string(), crate::advice::on_gpu(&error)));
     }
     false
 }

@@ -13,13 +13,13 @@ pub enum ReportError {
     Write { path: PathBuf, source: std::io::Error },
     #[error("{path} is not JSON: {source}")]
     NotJson { path: PathBuf, source: serde_json::Error },
-    #[error("{path} holds NaN or Infinity, which are no scores: leave those runs out")]
+    #[error("{path} holds NaN or Infinity, which are no scores")]
     NotFinite { path: PathBuf },
     #[error(
         "{path} is neither scores, {{\"Game\": [score per run, ...]}}, nor the output of `iris eval`: {why}"
     )]
     Format { path: PathBuf, why: String },
-    #[error("{path}: run {run} of {game} is {found}, not a score: leave it out")]
+    #[error("{path}: run {run} of {game} is {found}, not a score")]
     NotAScore { path: PathBuf, game: String, run: usize, found: String },
     #[error("{path} names {game} twice")]
     RepeatedGame { path: PathBuf, game: String },
@@ -31,9 +31,7 @@ pub enum ReportError {
     NoRuns { path: PathBuf },
     #[error("{path}, line {line}: {why}")]
     Metrics { path: PathBuf, line: usize, why: String },
-    #[error(
-        "{path} is not what the run wrote: it is damaged, was edited or lost lines. Put it back from a copy, or leave the run out"
-    )]
+    #[error("{path} is not what the run wrote: it is damaged, was edited or lost lines")]
     Changed { path: PathBuf },
     #[error("{path}: {why}")]
     Config { path: PathBuf, why: String },

@@ -37,20 +37,16 @@ pub enum InitError {
     Source(Box<RunError>),
     #[error(transparent)]
     Engine(#[from] engine::Error),
-    #[error(
-        "init.from: `{name}` has shape {found:?} in {path}, but {expected:?} in this run: use the sizes of {path}, or leave the {network} out of init.parts"
-    )]
+    #[error("init.from: `{name}` has shape {found:?} in {path}, but {expected:?} in this run")]
     WrongShape { path: PathBuf, network: Phase, name: String, found: Vec<usize>, expected: Vec<usize> },
-    #[error(
-        "init.from: `{name}` is not in both {path} and this run: use the sizes of {path}, or leave the {network} out of init.parts"
-    )]
+    #[error("init.from: `{name}` is not in both {path} and this run")]
     Missing { path: PathBuf, network: Phase, name: String },
     #[error(
-        "init.from: agent.{key} is {found} in {path}, but {expected} in this run: the same parameters would compute something else. Set it to {found}"
+        "init.from: agent.{key} is {found} in {path}, but {expected} in this run: the same parameters would compute something else"
     )]
     OtherKey { path: PathBuf, key: &'static str, found: usize, expected: usize },
     #[error(
-        "init.from: the parameters in {path} have CRC-32 {found}, but init.crc32 is {expected}: they have changed since. Leave init.crc32 out to start from them as they are now"
+        "init.from: the parameters in {path} have CRC-32 {found}, but init.crc32 is {expected}: they have changed since"
     )]
     OtherParameters { path: PathBuf, found: String, expected: String },
 }

@@ -13,7 +13,7 @@ pub(crate) struct Capture<'a>(&'a Gpu);
 
 impl Gpu {
     pub fn new(_precision: Precision) -> Result<Arc<Gpu>> {
-        let reason = "this build has no GPU support; build with `--features cuda`".into();
+        let reason = "this build has no GPU support".into();
         Err(Error::NoGpu { reason })
     }
 

@@ -59,25 +59,13 @@ impl Gpu {
             return Err(Error::Gpu { what: kernel.name, reason });
         }
         let function = self.module.function(kernel.name)?;
-        let mut words: Vec<[u64; 2]> = args.iter().map(|arg| pack(*arg)).collect();
-        let mut pointers = pointers(args, &mut words);
-        let mut cluster = cluster_attribute();
-        let config = sys::CUlaunchConfig {
-            gridDimX: blocks.0,
-            gridDimY: blocks.1,
-            gridDimZ: 1,
-            blockDimX: threads,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: shared,
-            hStream: self.core.stream(),
-            attrs: &mut cluster,
-            numAttrs: 1,
-        };
-        // SAFETY: as in `launch`; the attribute outlives the call.
-        unsafe {
-            sys::cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), std::ptr::null_mut()).result()
-        }
+        self.launch_with(
+            function,
+            (blocks, threads, shared),
+            self.core.stream(),
+            Some(cluster_attribute()),
+            args,
+        )
         .map_err(driver(kernel.name))
     }
 
@@ -93,13 +81,32 @@ impl Gpu {
         check_sizes(kernel.name, args)?;
         let (blocks, threads, shared) = checked(kernel.name, grid, self.shared)?;
         let function = self.module.chained(kernel.name, self.shared)?;
+        let chained = self.core.chained.swap(true, Ordering::Relaxed);
+        // Kernels that are timed one by one do not overlap.
+        let early = (self.overlaps && chained && !self.traces()).then(|| {
+            let mut value = sys::CUlaunchAttributeValue { pad: [0; 64] };
+            value.programmaticStreamSerializationAllowed = 1;
+            let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            sys::CUlaunchAttribute { id, pad: [0; 4], value }
+        });
+        let done = self.launch_with(function, (blocks, threads, shared), self.core.stream, early, args);
+        if done.is_err() {
+            self.core.stream();
+        }
+        done.map_err(driver(kernel.name))
+    }
+
+    /// Starts a kernel on a stream, with an attribute if there is one.
+    fn launch_with(
+        &self,
+        function: sys::CUfunction,
+        (blocks, threads, shared): Size,
+        stream: sys::CUstream,
+        mut attribute: Option<sys::CUlaunchAttribute>,
+        args: &[Arg],
+    ) -> std::result::Result<(), result::DriverError> {
         let mut words: Vec<[u64; 2]> = args.iter().map(|arg| pack(*arg)).collect();
         let mut pointers = pointers(args, &mut words);
-        let chained = self.core.chained.swap(true, Ordering::Relaxed);
-        let mut value = sys::CUlaunchAttributeValue { pad: [0; 64] };
-        value.programmaticStreamSerializationAllowed = 1;
-        let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        let mut early = sys::CUlaunchAttribute { id, pad: [0; 4], value };
         let config = sys::CUlaunchConfig {
             gridDimX: blocks.0,
             gridDimY: blocks.1,
@@ -108,19 +115,14 @@ impl Gpu {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: shared,
-            hStream: self.core.stream,
-            attrs: &mut early,
-            // Kernels that are timed one by one do not overlap.
-            numAttrs: u32::from(self.overlaps && chained && !self.traces()),
+            hStream: stream,
+            attrs: attribute.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut),
+            numAttrs: u32::from(attribute.is_some()),
         };
-        // SAFETY: as in `launch`; the attribute outlives the call.
-        let done = unsafe {
+        // SAFETY: as in `launch_now`; the attribute outlives the call.
+        unsafe {
             sys::cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), std::ptr::null_mut()).result()
-        };
-        if done.is_err() {
-            self.core.stream();
         }
-        done.map_err(driver(kernel.name))
     }
 }
 
@@ -147,9 +149,11 @@ fn check_sizes(kernel: &'static str, args: &[Arg]) -> Result<()> {
 /// Bytes of shared memory that CUDA gives a kernel unasked.
 const MOST_SHARED: usize = 48 << 10;
 
-/// A grid as the driver takes it, if it is within CUDA's limits: blocks, threads, bytes of shared memory. The driver would say no more
-/// than "invalid value".
-fn checked(kernel: &'static str, grid: Grid, most_shared: usize) -> Result<((u32, u32), u32, u32)> {
+/// Columns and rows of blocks, threads of each, bytes of shared memory of each.
+type Size = ((u32, u32), u32, u32);
+
+/// A grid as the driver takes it, if it is within CUDA's limits. The driver would say no more than "invalid value".
+fn checked(kernel: &'static str, grid: Grid, most_shared: usize) -> Result<Size> {
     const MOST_BLOCKS: usize = i32::MAX as usize;
     const MOST_ROWS: usize = 65_535;
     const MOST_THREADS: usize = 1024;
