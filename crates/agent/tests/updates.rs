@@ -8,8 +8,8 @@ use std::path::Path;
 
 use agent::train::{ActorCriticObjective, Learner, Objective, TokenizerObjective, WorldModelObjective};
 use agent::{
-    ActorCriticConfig, Agent, AgentConfig, Perceptual, Returns, Tokenizer, TokenizerConfig, Trajectories,
-    WorldModel, WorldModelConfig,
+    ActorCriticConfig, Agent, AgentConfig, Network, Perceptual, Returns, Tokenizer, TokenizerConfig,
+    Trajectories, WorldModel, WorldModelConfig,
 };
 use common::Golden;
 use engine::{Adam, Device, Result};
@@ -22,9 +22,8 @@ struct Sizes {
     sequences: usize,
     dreams: usize,
     horizon: usize,
-    /// Updates of tokenizer and world model until rounding has grown: a token is another one, a loss comes near zero. At the paper's size PyTorch differs
-    /// from itself by more than 1% from update 23 on (tokenizer) and by 16% later (world model); docs/parity.md says between what.
-    comparable: [usize; 2],
+    /// Whether weights are as wide as the release initialises them, or as wide as the golden ones.
+    initial: bool,
 }
 
 fn without_dropout(config: WorldModelConfig) -> WorldModelConfig {
@@ -47,13 +46,32 @@ fn small() -> Sizes {
         ActorCriticConfig { channels: vec![8, 8, 16], hidden: 32, ..ActorCriticConfig::default() };
     let agent =
         AgentConfig { actions: 6, tokenizer, world_model: without_dropout(world_model), actor_critic };
-    Sizes { name: "small", agent, frames: 4, sequences: 8, dreams: 8, horizon: 6, comparable: [100; 2] }
+    Sizes { name: "small", agent, frames: 4, sequences: 8, dreams: 8, horizon: 6, initial: false }
 }
 
 fn paper() -> Sizes {
     let world_model = without_dropout(WorldModelConfig::default());
     let agent = AgentConfig { actions: 6, world_model, ..AgentConfig::default() };
-    Sizes { name: "paper", agent, frames: 2, sequences: 2, dreams: 2, horizon: 20, comparable: [20, 30] }
+    Sizes { name: "paper", agent, frames: 32, sequences: 8, dreams: 2, horizon: 20, initial: true }
+}
+
+/// Gives a network the generated weights. At the paper's size rounding grows to 1% within ten updates of weights as wide as the golden ones.
+fn start(sizes: &Sizes, golden: &Golden, network: &Network, prefix: &str) -> Result<()> {
+    golden.fill(network, prefix);
+    for spec in network.params.specs().iter().filter(|spec| sizes.initial && spec.shape.dims().len() > 1) {
+        let dims = spec.shape.dims();
+        let fan_in: usize = dims[1..].iter().product();
+        let width = match prefix {
+            "world_model" if spec.name.contains("emb") => 0.02 * 3f32.sqrt(),
+            "world_model" => 0.02 * (fan_in as f32).sqrt(),
+            // The codebook, then PyTorch's default for layers.
+            _ if spec.name == "embedding.weight" => 1.0 / dims[0] as f32,
+            _ => 1.0 / 3f32.sqrt(),
+        };
+        let weights: Vec<f32> = network.params.get(&spec.name)?.iter().map(|w| w * width).collect();
+        network.params.set(&spec.name, &weights)?;
+    }
+    Ok(())
 }
 
 /// Coloured rectangles: u8 [count, size, size, 3]
@@ -77,12 +95,10 @@ fn pictures(golden: &Golden, name: &str, count: usize, size: usize) -> Vec<u8> {
     pixels
 }
 
-/// Makes 100 updates, each with the batch that `fill` writes, and compares every loss. Prints the largest relative difference of each; that of the first
-/// `comparable` updates must be small.
+/// Makes 100 updates, each with the batch that `fill` writes, and compares every loss. Prints the largest relative difference of each.
 fn compare<O: Objective>(
     sizes: &Sizes,
     device: &Device,
-    comparable: usize,
     (objective, model): (O, &O::Model),
     adam: Adam,
     mut fill: impl FnMut(&O, usize) -> Result<()>,
@@ -93,7 +109,7 @@ fn compare<O: Objective>(
     let expected = recorded[O::PHASE.name()].as_object().unwrap();
     assert_eq!(expected.len(), 3);
     let mut learner = Learner::new(device, objective, adam, 1e-4)?;
-    let (mut worst, mut early) = (vec![(0.0, 0); expected.len()], 0f64);
+    let mut worst = vec![(0.0, 0); expected.len()];
     for update in 0..100 {
         fill(&learner.objective, update)?;
         learner.update(model)?;
@@ -105,16 +121,12 @@ fn compare<O: Objective>(
             if difference > worst.0 {
                 *worst = (difference, update);
             }
-            if update < comparable {
-                early = early.max(difference);
-                assert!(difference < 0.01, "{name}: {difference} in update {update}");
-            }
+            assert!(difference < 0.01, "{name}: {difference} in update {update}");
         }
     }
     for (name, (difference, update)) in expected.keys().zip(worst) {
         println!("{:>13}  {name:<20} {difference:.1e} in update {update}", O::PHASE.name());
     }
-    println!("{:>13}  at most {early:.1e} in the first {comparable} updates", O::PHASE.name());
     Ok(())
 }
 
@@ -122,7 +134,7 @@ fn compare_tokenizer(sizes: &Sizes) -> Result<()> {
     let (golden, device, config) = (Golden::load(), Device::cpu(Some(2))?, &sizes.agent.tokenizer);
     let tokenizer = Tokenizer::new(&device, config, 0)?;
     let perceptual = Perceptual::random(&device, 0.0)?;
-    golden.fill(&tokenizer.network, "tokenizer");
+    start(sizes, &golden, &tokenizer.network, "tokenizer")?;
     golden.fill(&perceptual.network, "tokenizer.lpips");
     // LPIPS's linear weights are not negative.
     let frozen = &perceptual.network.params;
@@ -131,7 +143,7 @@ fn compare_tokenizer(sizes: &Sizes) -> Result<()> {
         frozen.set(&spec.name, &weights)?;
     }
     let objective = TokenizerObjective::new(&device, config, sizes.frames, Some(perceptual), 0.0)?;
-    compare(sizes, &device, sizes.comparable[0], (objective, &tokenizer), Adam::default(), |batch, update| {
+    compare(sizes, &device, (objective, &tokenizer), Adam::default(), |batch, update| {
         let name = format!("updates.{update}.frames");
         batch.frames.write(&pictures(&golden, &name, sizes.frames, config.frame_size))
     })
@@ -140,12 +152,12 @@ fn compare_tokenizer(sizes: &Sizes) -> Result<()> {
 fn compare_world_model(sizes: &Sizes) -> Result<()> {
     let (golden, device, config) = (Golden::load(), Device::cpu(Some(2))?, &sizes.agent);
     let model = WorldModel::new(&device, &config.world_model, &config.tokenizer, config.actions, 0)?;
-    golden.fill(&model.network, "world_model");
+    start(sizes, &golden, &model.network, "world_model")?;
     let objective = WorldModelObjective::new(&device, config, sizes.sequences)?;
     let adam = Adam { weight_decay: 0.01, ..Adam::default() };
     let (rows, steps, k) = (sizes.sequences, config.world_model.steps, config.tokenizer.tokens());
     let vocabulary = config.tokenizer.vocabulary as i32;
-    compare(sizes, &device, sizes.comparable[1], (objective, &model), adam, |batch, update| {
+    compare(sizes, &device, (objective, &model), adam, |batch, update| {
         let integers = |name: &str, len: usize, below: usize| {
             golden.integers(&format!("updates.{update}.{name}"), len, below as u32)
         };
@@ -163,10 +175,13 @@ fn compare_world_model(sizes: &Sizes) -> Result<()> {
                 mask.push(i32::from((step as i32) < length));
             }
         }
-        let signs: Vec<i32> = actions.iter().map(|action| (action - 2).signum() + 1).collect();
+        let others = integers("rewards", rows * steps, 12);
+        let reward =
+            |(action, other): (&i32, &i32)| if *other < 3 { *other } else { (action - 2).signum() + 1 };
+        let rewards: Vec<i32> = actions.iter().zip(&others).map(reward).collect();
         batch.tokens.write(&tokens)?;
         batch.actions.write(&actions)?;
-        batch.rewards.write(&signs)?;
+        batch.rewards.write(&rewards)?;
         batch.ends.write(&ends)?;
         batch.mask.write(&mask)
     })
@@ -175,13 +190,13 @@ fn compare_world_model(sizes: &Sizes) -> Result<()> {
 fn compare_actor_critic(sizes: &Sizes) -> Result<()> {
     let (golden, device, config) = (Golden::load(), Device::cpu(Some(2))?, &sizes.agent);
     let agent = Agent::new(&device, config, 0)?;
-    golden.fill(&agent.actor_critic.network, "actor_critic");
+    start(sizes, &golden, &agent.actor_critic.network, "actor_critic")?;
     let (batch, time, size) = (sizes.dreams, sizes.horizon, config.tokenizer.frame_size);
     let hidden = config.actor_critic.hidden;
     let dreamt = Trajectories::new(&device, &agent, batch, time)?;
     let returns = Returns { stop_at_end: false, ..Returns::default() };
     let objective = ActorCriticObjective::new(dreamt, returns);
-    compare(sizes, &device, 100, (objective, &agent), Adam::default(), |objective, update| {
+    compare(sizes, &device, (objective, &agent), Adam::default(), |objective, update| {
         let name = |name: &str| format!("updates.{update}.{name}");
         let integers = |what: &str, below| golden.integers(&name(what), batch * time, below);
         let state = |what: &str| -> Vec<f32> {
