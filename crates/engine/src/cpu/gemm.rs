@@ -1,7 +1,7 @@
 //! Matrix products on top of the register tile: packing, blocking, threads.
 
 use super::parallel;
-use super::tile::{self, From, MAX_NR, MR, Panel, Tile};
+use super::tile::{self, FewRows, From, MAX_NR, MR, Panel, Tile};
 
 /// A matrix somewhere in a slice, with any row and column stride.
 #[derive(Clone, Copy)]
@@ -230,8 +230,8 @@ fn few_rows(m: usize, n: usize, k: usize, a: &[f32], w: &[f32], c: &mut [f32], l
         let bias = bias.map(|b| &b[first..first + outs]);
         // SAFETY: `gemm` checked A and W, C was checked above; each task writes its own columns of C.
         unsafe {
-            let w = w.as_ptr().add(first * k);
-            tile::few_rows(a.as_ptr(), m, k, w, outs, bias, out.get().add(first), ldc);
+            let (w, c) = (w.as_ptr().add(first * k), out.get().add(first));
+            tile::few_rows(FewRows { x: a.as_ptr(), rows: m, k, w, outs, bias, c, c_stride: ldc });
         }
     };
     match m * n * k < 1 << 16 {

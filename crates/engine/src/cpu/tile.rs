@@ -199,94 +199,73 @@ unsafe fn kernel<S: Simd, const R: usize, const NV: usize>(tile: &Tile) {
 /// Rows of X that a product with few rows keeps in registers at once.
 const FEW: usize = 8;
 
-/// C[r][o] = sum over p of x[r][p] * w[o][p], for few rows `r`: W is streamed once, in place, with vectors along K.
-/// Decoding one token per sequence is bound by this stream.
+/// Few rows times a weight: C[r][o] = bias[o] + sum over p of x[r][p] * w[o][p].
+#[derive(Clone, Copy)]
+pub(super) struct FewRows<'a> {
+    /// `rows` rows of `k`
+    pub x: *const f32,
+    pub rows: usize,
+    pub k: usize,
+    /// `outs` rows of `k`
+    pub w: *const f32,
+    pub outs: usize,
+    pub bias: Option<&'a [f32]>,
+    /// `rows` rows of `outs`, `c_stride` from one to the next
+    pub c: *mut f32,
+    pub c_stride: usize,
+}
+
+/// W is streamed once, in place, with vectors along K. Decoding one token per sequence is bound by this stream.
 ///
 /// # Safety
-/// `x` must be readable for `rows` rows of `k` at stride `k`, `w` for `outs` rows of `k` at stride `k`; `c` must be valid for
-/// `rows` rows of `outs` values at stride `c_stride` that nothing else touches meanwhile.
-pub(super) unsafe fn few_rows(
-    x: *const f32,
-    rows: usize,
-    k: usize,
-    w: *const f32,
-    outs: usize,
-    bias: Option<&[f32]>,
-    c: *mut f32,
-    c_stride: usize,
-) {
+/// `x` and `w` must be readable and `c` valid for what [`FewRows`] says they hold, and nothing else touches `c` meanwhile.
+pub(super) unsafe fn few_rows(all: FewRows) {
     let mut first = 0;
-    while first < rows {
-        let count = FEW.min(rows - first);
+    while first < all.rows {
+        let rows = FEW.min(all.rows - first);
         // SAFETY: the caller's promise, for a part of the rows; the instruction set was detected.
         unsafe {
-            let (x, c) = (x.add(first * k), c.add(first * c_stride));
+            let part =
+                FewRows { x: all.x.add(first * all.k), rows, c: all.c.add(first * all.c_stride), ..all };
             match isa() {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => few_avx512(x, count, k, w, outs, bias, c, c_stride),
+                Isa::Avx512 => few_avx512(part),
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => few_avx2(x, count, k, w, outs, bias, c, c_stride),
-                Isa::Baseline => few::<Baseline, 1>(x, count, k, w, outs, bias, c, c_stride),
+                Isa::Avx2 => few_avx2(part),
+                Isa::Baseline => few::<Baseline, 1>(part),
             }
         }
-        first += count;
+        first += rows;
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")]
-unsafe fn few_avx512(
-    x: *const f32,
-    rows: usize,
-    k: usize,
-    w: *const f32,
-    outs: usize,
-    bias: Option<&[f32]>,
-    c: *mut f32,
-    c_stride: usize,
-) {
+unsafe fn few_avx512(few_rows: FewRows) {
     // SAFETY: the caller's promise.
-    unsafe { few::<Avx512, 3>(x, rows, k, w, outs, bias, c, c_stride) }
+    unsafe { few::<Avx512, 3>(few_rows) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn few_avx2(
-    x: *const f32,
-    rows: usize,
-    k: usize,
-    w: *const f32,
-    outs: usize,
-    bias: Option<&[f32]>,
-    c: *mut f32,
-    c_stride: usize,
-) {
+unsafe fn few_avx2(few_rows: FewRows) {
     // SAFETY: the caller's promise.
-    unsafe { few::<Avx2, 1>(x, rows, k, w, outs, bias, c, c_stride) }
+    unsafe { few::<Avx2, 1>(few_rows) }
 }
 
 #[inline(always)]
-unsafe fn few<S: Simd, const OUTS: usize>(
-    x: *const f32,
-    rows: usize,
-    k: usize,
-    w: *const f32,
-    outs: usize,
-    bias: Option<&[f32]>,
-    c: *mut f32,
-    c_stride: usize,
-) {
+unsafe fn few<S: Simd, const OUTS: usize>(all: FewRows) {
     let mut o = 0;
-    while o < outs {
+    while o < all.outs {
         // SAFETY: `o` and the rows stay inside what the caller promised.
         unsafe {
-            let (w, c) = (w.add(o * k), c.add(o));
-            let b = bias.map(|b| &b[o..]);
-            if o + OUTS <= outs {
-                few_by_rows::<S, OUTS>(x, rows, k, w, b, c, c_stride);
+            let bias = all.bias.map(|b| &b[o..]);
+            let part = FewRows { w: all.w.add(o * all.k), bias, c: all.c.add(o), ..all };
+            if o + OUTS <= all.outs {
+                few_by_rows::<S, OUTS>(part);
                 o += OUTS;
             } else {
-                few_by_rows::<S, 1>(x, rows, k, w, b, c, c_stride);
+                few_by_rows::<S, 1>(part);
                 o += 1;
             }
         }
@@ -294,26 +273,18 @@ unsafe fn few<S: Simd, const OUTS: usize>(
 }
 
 #[inline(always)]
-unsafe fn few_by_rows<S: Simd, const OUTS: usize>(
-    x: *const f32,
-    rows: usize,
-    k: usize,
-    w: *const f32,
-    bias: Option<&[f32]>,
-    c: *mut f32,
-    c_stride: usize,
-) {
+unsafe fn few_by_rows<S: Simd, const OUTS: usize>(few: FewRows) {
     // SAFETY: the caller's promise.
     unsafe {
-        match rows {
-            1 => dots::<S, 1, OUTS>(x, k, w, bias, c, c_stride),
-            2 => dots::<S, 2, OUTS>(x, k, w, bias, c, c_stride),
-            3 => dots::<S, 3, OUTS>(x, k, w, bias, c, c_stride),
-            4 => dots::<S, 4, OUTS>(x, k, w, bias, c, c_stride),
-            5 => dots::<S, 5, OUTS>(x, k, w, bias, c, c_stride),
-            6 => dots::<S, 6, OUTS>(x, k, w, bias, c, c_stride),
-            7 => dots::<S, 7, OUTS>(x, k, w, bias, c, c_stride),
-            _ => dots::<S, 8, OUTS>(x, k, w, bias, c, c_stride),
+        match few.rows {
+            1 => dots::<S, 1, OUTS>(few),
+            2 => dots::<S, 2, OUTS>(few),
+            3 => dots::<S, 3, OUTS>(few),
+            4 => dots::<S, 4, OUTS>(few),
+            5 => dots::<S, 5, OUTS>(few),
+            6 => dots::<S, 6, OUTS>(few),
+            7 => dots::<S, 7, OUTS>(few),
+            _ => dots::<S, 8, OUTS>(few),
         }
     }
 }
@@ -321,15 +292,10 @@ unsafe fn few_by_rows<S: Simd, const OUTS: usize>(
 /// Groups of rows of W that are asked for ahead of their use; the stream is too broken for the hardware to guess.
 const AHEAD: usize = 2;
 
+/// The first `OUTS` outputs of `R` rows.
 #[inline(always)]
-unsafe fn dots<S: Simd, const R: usize, const OUTS: usize>(
-    x: *const f32,
-    k: usize,
-    w: *const f32,
-    bias: Option<&[f32]>,
-    c: *mut f32,
-    c_stride: usize,
-) {
+unsafe fn dots<S: Simd, const R: usize, const OUTS: usize>(few: FewRows) {
+    let FewRows { x, k, w, bias, c, c_stride, .. } = few;
     let vectors = k / S::LANES;
     // SAFETY: reads stay below `k` in each row; writes are the promised C.
     unsafe {

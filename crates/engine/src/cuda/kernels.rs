@@ -100,28 +100,33 @@ parameters! {
     &Table => Joins, Arg::Joins;
 }
 
-/// Launchers, and the list of all kernels. Those under `chained` let the next kernel start early and wait for the one before; those under
-/// `clustered` are launched in clusters of [`CLUSTER`](super::CLUSTER) blocks.
+/// Launchers, and the list of all kernels; names with `|` between them share their arguments. Kernels under `chained` let the next one start early and
+/// wait for the one before; those under `clustered` are launched in clusters of [`CLUSTER`](super::CLUSTER) blocks.
 macro_rules! kernels {
-    ($($chained:ident { $($name:ident($($argument:ident: $type:ty),* $(,)?);)* })*) => {
-        $($(
-            pub(crate) fn $name(gpu: &Gpu, grid: Grid, $($argument: $type),*) -> Result<()> {
-                static KERNEL: Kernel = Kernel {
-                    name: stringify!($name),
-                    arguments: &[$(<$type as Parameter>::KIND),*],
-                };
-                kernels!(@run $chained)(gpu, &KERNEL, grid, &[$(Parameter::arg($argument)),*])
-            }
-        )*)*
+    ($($how:ident { $($name:ident $(| $alike:ident)* ($($arguments:tt)*);)* })*) => {
+        $($(kernels!(@launchers $how ($($arguments)*) $name $($alike)*);)*)*
 
         /// All kernels.
         #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-        pub(crate) const ALL: &[Kernel] = &[$($(
-            Kernel {
-                name: stringify!($name),
-                arguments: &[$(<$type as Parameter>::KIND),*],
-            },
-        )*)*];
+        pub(crate) fn all() -> impl Iterator<Item = &'static Kernel> {
+            const ALIKE: &[&[Kernel]] = &[$($(kernels!(@kernels ($($arguments)*) $name $($alike)*)),*),*];
+            ALIKE.iter().copied().flatten()
+        }
+    };
+    (@launchers $how:ident $arguments:tt $($name:ident)+) => {
+        $(kernels!(@launcher $how $name $arguments);)+
+    };
+    (@kernels $arguments:tt $($name:ident)+) => {
+        &[$(kernels!(@kernel $name $arguments)),+]
+    };
+    (@launcher $how:ident $name:ident ($($argument:ident: $type:ty),* $(,)?)) => {
+        pub(crate) fn $name(gpu: &Gpu, grid: Grid, $($argument: $type),*) -> Result<()> {
+            static KERNEL: Kernel = kernels!(@kernel $name ($($argument: $type),*));
+            kernels!(@run $how)(gpu, &KERNEL, grid, &[$(Parameter::arg($argument)),*])
+        }
+    };
+    (@kernel $name:ident ($($argument:ident: $type:ty),* $(,)?)) => {
+        Kernel { name: stringify!($name), arguments: &[$(<$type as Parameter>::KIND),*] }
     };
     (@run plain) => { Gpu::launch };
     (@run chained) => { Gpu::launch_chained };
@@ -133,33 +138,23 @@ kernels! {
         // elementwise.cu
         copy(out: View, x: View, n: usize, add: bool);
         copy_at(out: View, to: usize, x: View, from: usize, n: usize, add: bool);
-        add(out: View, x: View, y: View, n: usize);
-        mul(out: View, x: View, y: View, n: usize);
+        add | mul(out: View, x: View, y: View, n: usize);
         mul_gradient(d: View, dy: View, other: View, n: usize, add: bool);
-        affine(out: View, x: View, n: usize, p: f32, q: f32);
-        clamp_values(out: View, x: View, n: usize, p: f32, q: f32);
-        relu_values(out: View, x: View, n: usize, p: f32, q: f32);
-        gelu_values(out: View, x: View, n: usize, p: f32, q: f32);
-        relu_gradient(dy: View, saved: View, n: usize);
-        gelu_gradient(dy: View, saved: View, n: usize);
+        affine | clamp_values | relu_values | gelu_values(out: View, x: View, n: usize, p: f32, q: f32);
+        relu_gradient | gelu_gradient(dy: View, saved: View, n: usize);
         finish_rows(x: View, bias: u64, residual: View, n: usize, columns: usize, with_relu: bool);
-        from_bytes(out: View, x: u64, n: usize, scale: f32, shift: f32);
-        from_integers(out: View, x: u64, n: usize, scale: f32, shift: f32);
+        from_bytes | from_integers(out: View, x: u64, n: usize, scale: f32, shift: f32);
         dropout(out: View, x: View, residual: View, n: usize, rate: f32, state: u64, site: usize, add: bool);
         copy_blocks(
             out: View, to: usize, out_stride: usize, x: View, from: usize, x_stride: usize, part: usize, n: usize,
             add: bool,
         );
-        copy_blocks_bytes(
-            out: u64, to: usize, out_stride: usize, x: u64, from: usize, x_stride: usize, part: usize, n: usize,
-        );
-        copy_blocks_words(
+        copy_blocks_bytes | copy_blocks_words(
             out: u64, to: usize, out_stride: usize, x: u64, from: usize, x_stride: usize, part: usize, n: usize,
         );
         gather(out: View, table: View, indices: u64, row: usize, rows: usize, n: usize);
         look_up(out: View, table: View, indices: u64, row: usize, rows: usize, n: usize, op: i32, fault: u64);
-        gather_bytes(out: u64, table: u64, indices: u64, row: usize, rows: usize, n: usize);
-        gather_words(out: u64, table: u64, indices: u64, row: usize, rows: usize, n: usize);
+        gather_bytes | gather_words(out: u64, table: u64, indices: u64, row: usize, rows: usize, n: usize);
         add_positions(out: View, x: View, table: View, start: usize, period: usize, n: usize);
         fsq(levels: View, tokens: u64, y: View, count: usize, channels: usize, rows: usize);
         fsq_levels(levels: View, tokens: u64, count: usize, channels: usize, rows: usize);
@@ -179,8 +174,7 @@ kernels! {
             usize, n: usize,
         );
         scatter_rows(table: View, x: View, indices: u64, row: usize, rows: usize, n: usize);
-        scatter_rows_words(table: u64, x: u64, indices: u64, row: usize, rows: usize, n: usize);
-        scatter_rows_bytes(table: u64, x: u64, indices: u64, row: usize, rows: usize, n: usize);
+        scatter_rows_words | scatter_rows_bytes(table: u64, x: u64, indices: u64, row: usize, rows: usize, n: usize);
         check_indices(x: u64, n: usize, low: i32, limit: i32, op: i32, fault: u64);
         check_finite(x: u64, op: i32, fault: u64);
 
@@ -229,31 +223,11 @@ kernels! {
         );
 
         // group_norm_kept.cu
-        group_norm_128k(
+        group_norm_128k | group_norm_256k | group_norm_512k(
             out: u64, statistics: u64, x: u64, gain: u64, shift: u64, pixels: usize, channels: usize, groups: usize,
             epsilon: f32, swish: bool,
         );
-        group_norm_256k(
-            out: u64, statistics: u64, x: u64, gain: u64, shift: u64, pixels: usize, channels: usize, groups: usize,
-            epsilon: f32, swish: bool,
-        );
-        group_norm_512k(
-            out: u64, statistics: u64, x: u64, gain: u64, shift: u64, pixels: usize, channels: usize, groups: usize,
-            epsilon: f32, swish: bool,
-        );
-        group_norm_gradient_32k(
-            dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, column_parts: u64,
-            pixels: usize, channels: usize, groups: usize, swish: bool, add: bool,
-        );
-        group_norm_gradient_128k(
-            dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, column_parts: u64,
-            pixels: usize, channels: usize, groups: usize, swish: bool, add: bool,
-        );
-        group_norm_gradient_256k(
-            dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, column_parts: u64,
-            pixels: usize, channels: usize, groups: usize, swish: bool, add: bool,
-        );
-        group_norm_gradient_512k(
+        group_norm_gradient_32k | group_norm_gradient_128k | group_norm_gradient_256k | group_norm_gradient_512k(
             dx: u64, x: u64, dy: u64, statistics: u64, gain: u64, shift: u64, shares: u64, column_parts: u64,
             pixels: usize, channels: usize, groups: usize, swish: bool, add: bool,
         );
@@ -297,10 +271,7 @@ kernels! {
         layer_norm_gradient(
             dx: View, x: View, dy: View, statistics: u64, gain: u64, rows: usize, width: usize, add: bool,
         );
-        layer_norm_gradients_256(
-            dx: View, x: View, dy: View, statistics: u64, gain: u64, parts: u64, rows: usize, width: usize, add: bool,
-        );
-        layer_norm_gradients_512(
+        layer_norm_gradients_256 | layer_norm_gradients_512(
             dx: View, x: View, dy: View, statistics: u64, gain: u64, parts: u64, rows: usize, width: usize, add: bool,
         );
         layer_norm_shares(x: View, dy: View, statistics: u64, parts: u64, rows: usize, width: usize);
@@ -395,28 +366,17 @@ kernels! {
             u64, q_bias: u64, k_bias: u64, v_bias: u64, batch: usize, width: usize, capacity: usize, past: usize,
             epsilon: f32,
         );
-        decode_project(
+        decode_project | decode_contract(
             out: u64, start: View, x: u64, weight: u64, bias: u64, batch: usize, width: usize, inputs: usize,
         );
-        decode_contract(
-            out: u64, start: View, x: u64, weight: u64, bias: u64, batch: usize, width: usize, inputs: usize,
-        );
-        decode_expand(
-            out: u64, x: View, gain: u64, shift: u64, weight: u64, bias: u64, batch: usize, width: usize, outputs:
-            usize, epsilon: f32,
-        );
-        decode_head(
+        decode_expand | decode_head(
             out: u64, x: View, gain: u64, shift: u64, weight: u64, bias: u64, batch: usize, width: usize, outputs:
             usize, epsilon: f32,
         );
         decode_attention(out: u64, q: u64, keys: u64, values: u64, capacity: usize, past: usize, scale: f32);
 
         // blocks.cu
-        residual_block_16(
-            out: u64, x: u64, gain1: u64, shift1: u64, weight1: u64, bias1: u64, gain2: u64, shift2: u64, weight2:
-            u64, bias2: u64, height: usize, width: usize, groups: usize, epsilon: f32,
-        );
-        residual_block(
+        residual_block_16 | residual_block(
             out: u64, x: u64, gain1: u64, shift1: u64, weight1: u64, bias1: u64, gain2: u64, shift2: u64, weight2:
             u64, bias2: u64, height: usize, width: usize, groups: usize, epsilon: f32,
         );
@@ -432,16 +392,7 @@ kernels! {
 
     clustered {
         // tokens.cu
-        decode_tokens_8(
-            tokens: u64, stride: usize, given: u64, start: View, out: u64, table: u64, entries: usize, positions: u64,
-            keys: u64, values: u64, cache_stride: usize, query: u64, key: u64, value: u64, projection: u64, expand:
-            u64, contract: u64, query_bias: u64, key_bias: u64, value_bias: u64, projection_bias: u64, expand_bias:
-            u64, contract_bias: u64, gain1: u64, shift1: u64, gain2: u64, shift2: u64, parameter_stride: usize,
-            head_gain: u64, head_shift: u64, hidden: u64, last: u64, hidden_bias: u64, last_bias: u64, layers: usize,
-            passes: usize, batch: usize, each: usize, capacity: usize, past: usize, room: usize, epsilon: f32,
-            head_epsilon: f32, state: u64, site: usize, op: i32, fault: u64,
-        );
-        decode_tokens_10(
+        decode_tokens_8 | decode_tokens_10(
             tokens: u64, stride: usize, given: u64, start: View, out: u64, table: u64, entries: usize, positions: u64,
             keys: u64, values: u64, cache_stride: usize, query: u64, key: u64, value: u64, projection: u64, expand:
             u64, contract: u64, query_bias: u64, key_bias: u64, value_bias: u64, projection_bias: u64, expand_bias:

@@ -110,7 +110,7 @@ impl Module {
             module.programs.push(loaded);
             module.functions.extend(functions(loaded).map_err(driver("loading kernels"))?);
         }
-        kernels::ALL.iter().try_for_each(|kernel| module.check(kernel))?;
+        kernels::all().try_for_each(|kernel| module.check(kernel))?;
         Ok(module)
     }
 

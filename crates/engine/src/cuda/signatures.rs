@@ -51,7 +51,7 @@ fn parameters_are_read() {
 
 #[test]
 fn a_declaration_that_is_not_the_kernels_is_refused() {
-    let copy = kernels::ALL.iter().find(|kernel| kernel.name == "copy").unwrap();
+    let copy = kernels::all().find(|kernel| kernel.name == "copy").unwrap();
     // View, View, u32, int.
     let right = [(0, 16), (16, 16), (32, 4), (36, 4)];
     copy.check_parameters(&right).unwrap();
@@ -87,12 +87,12 @@ fn declarations_are_those_of_the_sources() {
         }
     });
     for (target, entries) in compiled.into_inner().unwrap() {
-        for kernel in kernels::ALL {
+        for kernel in kernels::all() {
             let found =
                 entries.get(kernel.name).unwrap_or_else(|| panic!("{target}: no kernel {}", kernel.name));
             kernel.check_parameters(found).unwrap_or_else(|e| panic!("{target}: {e}"));
         }
-        let undeclared = entries.keys().find(|name| kernels::ALL.iter().all(|kernel| kernel.name != **name));
+        let undeclared = entries.keys().find(|name| kernels::all().all(|kernel| kernel.name != **name));
         assert_eq!(undeclared, None, "{target}: a kernel that nothing can launch");
     }
 }
