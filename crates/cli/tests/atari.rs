@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{SMALL, Scratch, iris, results, stderr};
+use common::{SMALL, Scratch, assert_same_results, iris, stderr};
 
 /// Qbert loses lives quickly, so an epoch ends within a game that has been going on for several episodes.
 const QBERT: [&str; 6] =
@@ -34,9 +34,7 @@ fn kill_and_compare(scratch: &Scratch, steps: usize, epoch: usize) {
     child.wait().unwrap();
     let resumed = iris().args(["train", "--resume"]).arg(&killed).output().unwrap();
     assert!(resumed.status.success(), "{}", stderr(&resumed));
-    for ((name, expected), (_, got)) in results(&whole).into_iter().zip(results(&killed)) {
-        assert!(expected == got, "{name} differs");
-    }
+    assert_same_results(&whole, &killed, "");
 }
 
 /// The last step of the first epoch loses a life: between episodes, but in the middle of a game.

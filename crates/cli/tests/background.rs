@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{SMALL, Scratch, iris, results, stderr, train};
+use common::{SMALL, Scratch, assert_same_results, iris, stderr, train};
 
 /// So many games that the next epoch begins long before the evaluation of the second is over.
 const LONG: [&str; 2] = ["evaluation.episodes=320", "evaluation.losses=true"];
@@ -41,12 +41,6 @@ fn lines(run: &Path, file: &str) -> Vec<serde_json::Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn assert_same(expected: &Path, got: &Path) {
-    for ((name, expected), (_, got)) in results(expected).into_iter().zip(results(got)) {
-        assert!(expected == got, "{name} differs");
-    }
-}
-
 #[test]
 fn a_run_in_the_background_has_the_same_files() {
     let scratch = Scratch::new("background");
@@ -59,7 +53,7 @@ fn a_run_in_the_background_has_the_same_files() {
         assert!(train(&whole, more).status.success());
         let output = background().args(SMALL).args(more).arg("--out").arg(&run).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
-        assert_same(&whole, &run);
+        assert_same_results(&whole, &run, "");
     }
     let said = stderr(&resume(&run));
     assert!(said.is_empty() || !said.contains("error"), "{said}");
@@ -88,7 +82,7 @@ fn an_evaluation_that_was_cut_off_is_repeated() {
         }
         let resumed = resume(&run);
         assert!(resumed.status.success(), "{}", stderr(&resumed));
-        assert_same(&whole, &run);
+        assert_same_results(&whole, &run, "");
     }
 }
 
@@ -112,7 +106,7 @@ fn a_full_disk_is_reported_from_the_background() {
     std::fs::remove_file(run.join("metrics.jsonl")).unwrap();
     let resumed = resume(&run);
     assert!(resumed.status.success(), "{}", stderr(&resumed));
-    assert_same(&whole, &run);
+    assert_same_results(&whole, &run, "");
 }
 
 /// Training does not go on for an epoch of hours after the one before could not be saved.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use common::{Scratch, iris, results, stderr, train};
+use common::{Scratch, assert_same_results, iris, results, stderr, train};
 
 #[test]
 fn a_damaged_checkpoint_falls_back_to_the_one_before() {
@@ -21,7 +21,7 @@ fn a_damaged_checkpoint_falls_back_to_the_one_before() {
     let resumed = iris().args(["train", "--resume"]).arg(&damaged).output().unwrap();
     assert!(resumed.status.success(), "{}", stderr(&resumed));
     assert!(stderr(&resumed).contains("trying the checkpoint before it"), "{}", stderr(&resumed));
-    assert!(results(&whole) == results(&damaged));
+    assert_same_results(&whole, &damaged, "");
 
     // Whoever plays or dreams falls back, too.
     let newest = damaged.join("checkpoints/000004/agent.safetensors");
@@ -195,7 +195,7 @@ fn a_changed_bit_in_a_checkpoint_is_noticed() {
             let output = iris().args(["train", "--resume"]).arg(&run).output().unwrap();
             let text = stderr(&output);
             assert!(output.status.success() && text.contains("000004.damaged"), "{file}, byte {at}: {text}");
-            assert!(results(&whole) == results(&run), "{file}, byte {at}");
+            assert_same_results(&whole, &run, &format!("with {file} damaged at byte {at}"));
             assert_eq!(names(&run.join("checkpoints")), ["000003", "000004", "000004.damaged"]);
         }
     }
@@ -235,7 +235,7 @@ fn good_checkpoints_are_not_deleted_for_bad_ones() {
     std::fs::write(checkpoints.join("000003/agent.safetensors"), restored).unwrap();
     let output = iris().args(["train", "--resume"]).arg(&run).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
-    assert!(results(&whole) == results(&run));
+    assert_same_results(&whole, &run, "");
     let left = ["000002.damaged", "000003", "000004", "000004.damaged", "000098.damaged", "000099.damaged"];
     assert_eq!(names(&checkpoints), left, "{}", stderr(&output));
 

@@ -6,7 +6,7 @@ mod common;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
-use common::{SMALL, Scratch, iris, results, stderr, train};
+use common::{SMALL, Scratch, assert_same_results, iris, stderr, train};
 
 #[test]
 fn a_replay_begins_with_given_episodes_and_the_run_continues_to_the_same_bits() {
@@ -63,9 +63,7 @@ fn a_replay_begins_with_given_episodes_and_the_run_continues_to_the_same_bits() 
         }
         let resumed = iris().args(["train", "--resume"]).arg(&killed).output().unwrap();
         assert!(resumed.status.success(), "{}", stderr(&resumed));
-        for ((name, expected), (_, got)) in results(&at("whole")).into_iter().zip(results(&killed)) {
-            assert!(expected == got, "{name} differs after {moment}");
-        }
+        assert_same_results(&at("whole"), &killed, &format!("after {moment}"));
         if moved {
             std::fs::rename(at("elsewhere"), at("taught")).unwrap();
         }

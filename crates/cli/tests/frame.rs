@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Output, Stdio};
 
-use common::{SMALL, Scratch, iris, results, stderr, train};
+use common::{SMALL, Scratch, assert_same_results, iris, stderr, train};
 
 /// What makes the default agent one of this family.
 const FRAME: [&str; 14] = [
@@ -42,9 +42,7 @@ fn a_killed_run_continues_to_the_same_bits() {
     child.wait().unwrap();
     let resumed = iris().args(["train", "--threads", "1", "--resume"]).arg(&killed).output().unwrap();
     assert!(resumed.status.success(), "{}", stderr(&resumed));
-    for ((name, expected), (_, got)) in results(&whole).into_iter().zip(results(&killed)) {
-        assert!(expected == got, "{name} differs");
-    }
+    assert_same_results(&whole, &killed, "");
 }
 
 #[test]

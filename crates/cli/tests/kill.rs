@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{SMALL, Scratch, iris, results, stderr, train};
+use common::{SMALL, Scratch, assert_same_results, iris, results, stderr, train};
 
 #[test]
 fn a_killed_run_continues_to_the_same_bits() {
@@ -27,9 +27,7 @@ fn a_killed_run_continues_to_the_same_bits() {
         child.wait().unwrap();
         let resumed = iris().args(["train", "--threads", "1", "--resume"]).arg(&killed).output().unwrap();
         assert!(resumed.status.success(), "{}", stderr(&resumed));
-        for ((name, expected), (_, got)) in results(&whole).into_iter().zip(results(&killed)) {
-            assert!(expected == got, "{name} differs after being killed in epoch {}", epochs_before + 1);
-        }
+        assert_same_results(&whole, &killed, &format!("after being killed in epoch {}", epochs_before + 1));
     }
 }
 
@@ -52,9 +50,7 @@ fn a_killed_run_of_several_games_continues_to_the_same_bits() {
     assert_eq!(episodes.iter().filter(|episode| episode["ended"] == false).count(), 3);
     let resumed = iris().args(["train", "--threads", "1", "--resume"]).arg(&killed).output().unwrap();
     assert!(resumed.status.success(), "{}", stderr(&resumed));
-    for ((name, expected), (_, got)) in results(&whole).into_iter().zip(results(&killed)) {
-        assert!(expected == got, "{name} differs");
-    }
+    assert_same_results(&whole, &killed, "");
     // A game's own steps, without those of the games beside it.
     let file = scratch.0.join("episodes.npz");
     let exported = iris().arg("export-episodes").arg(&whole).arg("--out").arg(&file).output().unwrap();
@@ -117,9 +113,7 @@ fn a_run_stopped_by_a_signal_continues_to_the_same_bits() {
         assert!(rest.last().unwrap().ends_with(&format!(" train --resume {}", stopped.display())));
         let resumed = iris().args(["train", "--resume"]).arg(&stopped).output().unwrap();
         assert!(resumed.status.success(), "{}", stderr(&resumed));
-        for ((name, expected), (_, got)) in results(&whole).into_iter().zip(results(&stopped)) {
-            assert!(expected == got, "{name} differs after {signal}");
-        }
+        assert_same_results(&whole, &stopped, &format!("after {signal}"));
     }
 }
 
@@ -167,7 +161,7 @@ fn a_run_killed_at_once_can_be_continued() {
     child.wait().unwrap();
     let resumed = iris().args(["train", "--resume"]).arg(&killed).output().unwrap();
     assert!(resumed.status.success(), "{}", stderr(&resumed));
-    assert!(results(&whole) == results(&killed));
+    assert_same_results(&whole, &killed, "");
 }
 
 /// One command begins a run, continues it, and leaves it alone when it is over.
@@ -189,12 +183,12 @@ fn the_command_that_began_a_run_continues_it() {
 
     let continued = train(&run, &["--continue"]);
     assert!(continued.status.success(), "{}", stderr(&continued));
-    assert!(results(&whole) == results(&run));
+    assert_same_results(&whole, &run, "");
     let again = train(&run, &["--continue"]);
     assert!(again.status.success(), "{}", stderr(&again));
     let said = String::from_utf8(again.stdout).unwrap();
     assert!(said.starts_with("all 4 epochs of this run are over."), "{said}");
-    assert!(results(&whole) == results(&run));
+    assert_same_results(&whole, &run, "");
 
     // More epochs make it longer, fewer are what it has.
     let longer = train(&run, &["--continue", "epochs=5"]);

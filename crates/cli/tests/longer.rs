@@ -6,7 +6,7 @@ mod common;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
-use common::{Scratch, iris, results, stderr, train};
+use common::{Scratch, assert_same_results, iris, stderr, train};
 
 /// As if it had been meant to be that long from the beginning, also when it is killed on the way.
 #[test]
@@ -35,9 +35,7 @@ fn a_run_with_more_epochs_is_the_same_as_a_longer_one() {
     // What it is to become is in its folder; saying it again does no harm.
     let resumed = resume(&["epochs=4"]).output().unwrap();
     assert!(resumed.status.success() && !stderr(&resumed).contains("warning"), "{}", stderr(&resumed));
-    for ((name, expected), (_, got)) in results(&whole).into_iter().zip(results(&short)) {
-        assert!(expected == got, "{name} differs");
-    }
+    assert_same_results(&whole, &short, "");
     let config = |run: &std::path::Path| std::fs::read_to_string(run.join("config.toml")).unwrap();
     assert_eq!(config(&whole), config(&short));
 }

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Output, Stdio};
 
-use common::{SMALL, Scratch, iris, results, stderr, train};
+use common::{SMALL, Scratch, assert_same_results, iris, stderr, train};
 
 const OPTIONS: [&str; 8] = [
     "agent.actor_critic.sees=codes",
@@ -44,9 +44,7 @@ fn a_run_with_every_option_is_continued_to_the_same_bits_and_looked_at() {
         child.kill().unwrap();
         child.wait().unwrap();
         succeeded(iris().args(["train", "--threads", "1", "--resume"]).arg(&killed).output().unwrap());
-        for ((name, expected), (_, got)) in results(&whole).into_iter().zip(results(&killed)) {
-            assert!(expected == got, "{name} differs after being killed in epoch {}", epochs_before + 1);
-        }
+        assert_same_results(&whole, &killed, &format!("after being killed in epoch {}", epochs_before + 1));
     }
     // What returns are divided by is part of the checkpoint; a run without it has the files that it always had.
     let optimisers = std::fs::read(whole.join("checkpoints/000004/optimisers.safetensors")).unwrap();

@@ -170,9 +170,7 @@ fn a_game_that_fails_says_so_and_loses_nothing() {
         assert!(stderr(&output).ends_with(error), "{}", stderr(&output));
         let resumed = program("").args(["train", "--resume"]).arg(&run).output().unwrap();
         assert!(resumed.status.success(), "{}", stderr(&resumed));
-        for ((name, expected), (_, got)) in common::results(&whole).into_iter().zip(common::results(&run)) {
-            assert!(expected == got, "{failure}: {name} differs");
-        }
+        common::assert_same_results(&whole, &run, failure);
     }
 }
 

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Scratch, iris, results, stderr, train};
+use common::{Scratch, assert_same_results, iris, stderr, train};
 
 /// Training, continuing and dreaming work with each; only signs can be exported.
 #[test]
@@ -19,9 +19,7 @@ fn rewards_are_learnt_in_three_ways() {
         assert!(train(&run, &[&settings[..], &["epochs=2"]].concat()).status.success());
         let resumed = iris().args(["train", "--resume"]).arg(&run).arg("epochs=4").output().unwrap();
         assert!(resumed.status.success(), "{}", stderr(&resumed));
-        for ((name, expected), (_, got)) in results(&whole).into_iter().zip(results(&run)) {
-            assert!(expected == got, "{kind}: {name} differs");
-        }
+        assert_same_results(&whole, &run, kind);
         let out = scratch.0.join("dream");
         let dreamt = iris().arg("dream").arg(&run).arg("--out").arg(&out).output().unwrap();
         assert!(dreamt.status.success(), "{}", stderr(&dreamt));

@@ -5,7 +5,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{Scratch, iris, results, stderr, train};
+use common::{Scratch, assert_same_results, iris, stderr, train};
 
 /// Tags and values of an event file, with every checksum compared.
 fn read_events(path: &Path) -> Vec<(u64, String, f32)> {
@@ -198,7 +198,7 @@ fn a_full_disk_stops_the_run_with_a_clear_line_and_loses_nothing() {
     std::fs::remove_file(run.join("metrics.jsonl")).unwrap();
     let resumed = iris().args(["train", "--resume"]).arg(&run).output().unwrap();
     assert!(resumed.status.success(), "{}", stderr(&resumed));
-    assert!(results(&whole) == results(&run));
+    assert_same_results(&whole, &run, "");
 }
 
 /// A report goes by what the run wrote: changed metrics are named and left out, a changed config changes nothing.

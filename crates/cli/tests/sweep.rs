@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 
 use common::sweeps::{counts, expect_undisturbed, kill, new, run, run_folder, status, sweep};
-use common::{SMALL, Scratch, iris, results, stderr, train};
+use common::{SMALL, Scratch, assert_same_results, iris, stderr, train};
 
 /// A pool and the lines it says.
 fn start(folder: &Path, more: &[&str]) -> (Child, impl Iterator<Item = String> + use<>) {
@@ -338,12 +338,7 @@ fn a_full_disk_stops_the_pool() {
     std::fs::remove_file(&filler).unwrap();
     let output = run(&folder, &[]);
     assert!(output.status.success(), "{}", stderr(&output));
-    for ((name, expected), (_, got)) in results(&scratch.0.join("sweep/runs/arcade/catch/seed0"))
-        .into_iter()
-        .zip(results(&run_folder(&folder, 0)))
-    {
-        assert!(expected == got, "{name} differs");
-    }
+    assert_same_results(&scratch.0.join("sweep/runs/arcade/catch/seed0"), &run_folder(&folder, 0), "");
 }
 
 #[cfg(target_os = "linux")]

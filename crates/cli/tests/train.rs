@@ -359,7 +359,7 @@ fn a_small_replay_cache_changes_no_bit() {
     let mut command = iris();
     command.env("IRIS_REPLAY_CACHE_MIB", "0").arg("train").args(SMALL).arg("--out").arg(&small);
     assert!(command.output().unwrap().status.success());
-    assert!(common::results(&whole) == common::results(&small));
+    common::assert_same_results(&whole, &small, "");
 }
 
 /// The README's example of a game of one's own, built beside the tests.

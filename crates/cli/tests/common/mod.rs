@@ -75,6 +75,14 @@ pub fn results(run: &Path) -> Vec<(String, Vec<u8>)> {
     [names].into_iter().chain(contents).collect()
 }
 
+/// Two runs ended with the same results to the bit; `when` says in a failure which case it was.
+#[track_caller]
+pub fn assert_same_results(expected: &Path, got: &Path, when: &str) {
+    for ((name, expected), (other, got)) in results(expected).into_iter().zip(results(got)) {
+        assert!(name == other && expected == got, "{name} differs {when}");
+    }
+}
+
 /// The episodes that a run keeps, by their paths in its folder.
 pub fn kept_files(run: &Path) -> Vec<String> {
     let mut names = Vec::new();

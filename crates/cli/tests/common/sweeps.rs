@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-use super::{SMALL, Scratch, iris, results, stderr, train};
+use super::{SMALL, Scratch, assert_same_results, iris, stderr, train};
 
 pub fn sweep(words: &[&str], folder: &Path, more: &[&str]) -> Command {
     let mut command = iris();
@@ -44,11 +44,7 @@ pub fn expect_undisturbed(folder: &Path, last: u64) {
     for seed in 0..=last {
         let whole = folder.with_extension(format!("whole{seed}"));
         assert!(train(&whole, &[&format!("seed={seed}")]).status.success());
-        for ((name, expected), (_, got)) in
-            results(&whole).into_iter().zip(results(&run_folder(folder, seed)))
-        {
-            assert!(expected == got, "{name} of seed {seed} differs");
-        }
+        assert_same_results(&whole, &run_folder(folder, seed), &format!("with seed {seed}"));
     }
 }
 

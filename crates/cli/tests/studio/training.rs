@@ -6,7 +6,7 @@ use std::sync::mpsc;
 
 use serde_json::json;
 
-use crate::common::{SMALL, Scratch, iris, results, stderr, train};
+use crate::common::{SMALL, Scratch, assert_same_results, iris, stderr, train};
 use crate::page::{Heard, Page};
 use crate::server::Studio;
 
@@ -52,9 +52,7 @@ fn a_run_is_the_same_to_the_bit_while_somebody_plays() {
     assert!(studio.status().success());
     println!("{played} steps were played while the run trained");
     assert!(played > 10, "{played}");
-    for ((name, expected), (_, got)) in results(&alone).into_iter().zip(results(&watched)) {
-        assert!(expected == got, "{name} differs");
-    }
+    assert_same_results(&alone, &watched, "");
 }
 
 #[test]
