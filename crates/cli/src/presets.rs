@@ -218,6 +218,7 @@ mod tests {
             differing("tiny-fast", "tiny", "arcade/catch"),
             [
                 "actor_critic.horizon=7",
+                "actor_critic.schedule.final_learning_rate=0.0002",
                 "agent.actor_critic.channels=[32, 32]",
                 "agent.actor_critic.previous_action=true",
                 "agent.actor_critic.sees=\"codes\"",
@@ -226,9 +227,10 @@ mod tests {
                 "agent.tokenizer.resolutions=3",
                 "agent.tokenizer.vocabulary=64",
                 "agent.world_model.context=1",
+                "agent.world_model.draws=\"in-order\"",
                 "agent.world_model.kind=\"frame\"",
                 "agent.world_model.patch=2",
-                "epochs=12",
+                "epochs=14",
             ]
         );
     }
