@@ -53,7 +53,7 @@ pub use replay::{Episode, Record, Replay, ReplayError, Sampling, Segment, Table,
 pub use rewards::RewardModel;
 pub use rollout::{Dreamt, Rollout, Stretch};
 pub use scenes::{Eye, SceneError, Scenes};
-pub use tokenizer::{Quantised, Tokenizer, TokenizerLosses};
+pub use tokenizer::{ErrorWeights, Quantised, Tokenizer, TokenizerLosses};
 pub use world_model::{Memory, WorldModel, WorldModelBatch, WorldModelLosses, WorldModelOutput};
 
 pub use engine::{Error, Result};

@@ -53,26 +53,39 @@ pub struct TokenizerLosses {
     pub commitment: Option<Tensor>,
     /// Unweighted; absent where its weight is 0.
     pub squared: Option<Tensor>,
+    /// As `squared`.
+    pub moving: Option<Tensor>,
     /// Absent without a perceptual network.
     pub perceptual: Option<Tensor>,
+    weights: ErrorWeights,
+}
+
+/// Weights of errors of pixels that are added to the absolute error. The paper adds none: 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ErrorWeights {
+    /// Of the squared error.
+    pub squared: f32,
+    /// Of the squared error in which each number counts as much as it differs from its mean over the frames of the batch.
+    pub moving: f32,
 }
 
 impl TokenizerLosses {
     /// The names that the reference release logs, in the order of [`named`](TokenizerLosses::named), for a loss with or without these parts.
-    pub fn names(commitment: bool, squared: bool, perceptual: bool) -> Vec<&'static str> {
+    pub fn names(commitment: bool, weights: ErrorWeights, perceptual: bool) -> Vec<&'static str> {
         let mut names = vec!["tokenizer/train/total_loss"];
         names.extend(commitment.then_some("tokenizer/train/commitment_loss"));
         names.push("tokenizer/train/reconstruction_loss");
-        names.extend(squared.then_some("tokenizer/train/squared_error"));
+        names.extend((weights.squared != 0.0).then_some("tokenizer/train/squared_error"));
+        names.extend((weights.moving != 0.0).then_some("tokenizer/train/moving_error"));
         names.extend(perceptual.then_some("tokenizer/train/perceptual_loss"));
         names
     }
 
     /// The losses under the names that the reference release logs.
     pub fn named(&self) -> Vec<(&'static str, Tensor)> {
-        let Self { total, commitment, reconstruction, squared, perceptual } = *self;
-        let parts = [Some(total), commitment, Some(reconstruction), squared, perceptual];
-        let names = Self::names(commitment.is_some(), squared.is_some(), perceptual.is_some());
+        let Self { total, commitment, reconstruction, squared, moving, perceptual, weights } = *self;
+        let parts = [Some(total), commitment, Some(reconstruction), squared, moving, perceptual];
+        let names = Self::names(commitment.is_some(), weights, perceptual.is_some());
         names.into_iter().zip(parts.into_iter().flatten()).collect()
     }
 }
@@ -219,14 +232,13 @@ impl Tokenizer {
         Ok((tokens, self.render(tape, tokens)?))
     }
 
-    /// |x - D(z)| + commitment + perceptual distance, each a mean: frames [B, H, W, 3] in [-1, 1]. `squared_weight` adds that much of
-    /// (x - D(z))^2 to the reconstruction loss; the paper's is 0.
+    /// |x - D(z)| + commitment + perceptual distance, each a mean, + other errors of pixels with their weights: frames [B, H, W, 3] in [-1, 1].
     pub fn loss(
         &self,
         tape: &mut Tape,
         frames: Tensor,
         perceptual: Option<&Perceptual>,
-        squared_weight: f32,
+        weights: ErrorWeights,
     ) -> Result<TokenizerLosses> {
         let y = self.encode(tape, frames)?;
         let quantised = self.quantise(tape, y)?;
@@ -236,15 +248,18 @@ impl Tokenizer {
             Some(commitment) => tape.add(absolute, commitment)?,
             None => absolute,
         };
-        let squared = match squared_weight {
-            0.0 => None,
-            weight => {
-                let squared = tape.squared_error(frames, reconstruction)?;
-                let weighted = tape.affine(squared, weight, 0.0)?;
+        let mut weighted =
+            |tape: &mut Tape, weight: f32, error: fn(&mut Tape, Tensor, Tensor) -> Result<Tensor>| {
+                if weight == 0.0 {
+                    return Ok(None);
+                }
+                let error = error(tape, frames, reconstruction)?;
+                let weighted = tape.affine(error, weight, 0.0)?;
                 total = tape.add(total, weighted)?;
-                Some(squared)
-            }
-        };
+                Ok(Some(error))
+            };
+        let squared = weighted(tape, weights.squared, Tape::squared_error)?;
+        let moving = weighted(tape, weights.moving, moving_error)?;
         let perceptual = match perceptual {
             Some(network) => {
                 let distance = network.distance(tape, frames, reconstruction)?;
@@ -257,10 +272,21 @@ impl Tokenizer {
             total,
             reconstruction: absolute,
             squared,
+            moving,
             commitment: quantised.commitment,
             perceptual,
+            weights,
         })
     }
+}
+
+/// The mean of (x - y)^2 over what moves: each number of a frame counts as much as it differs from its mean over all frames.
+fn moving_error(tape: &mut Tape, frames: Tensor, reconstruction: Tensor) -> Result<Tensor> {
+    let weights = tape.deviation(frames)?;
+    let negative = tape.affine(frames, -1.0, 0.0)?;
+    let error = tape.add(reconstruction, negative)?;
+    let squared = tape.mul(error, error)?;
+    tape.weighted_mean(squared, weights)
 }
 
 /// Bytes to [-1, 1], the range the networks work in.

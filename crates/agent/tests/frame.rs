@@ -3,8 +3,8 @@
 
 use agent::train::{Learner, TokenizerObjective, WorldModelObjective};
 use agent::{
-    Action, Agent, AgentConfig, Asked, Draws, Dream, Read, Sees, Tokenizer, TokenizerConfig, TokenizerKind,
-    WorldModel, WorldModelKind,
+    Action, Agent, AgentConfig, Asked, Draws, Dream, ErrorWeights, Read, Sees, Tokenizer, TokenizerConfig,
+    TokenizerKind, WorldModel, WorldModelKind,
 };
 use engine::{Adam, Device, Key, Result, Rng, Stepper};
 
@@ -350,7 +350,8 @@ fn a_tokenizer_without_a_codebook_learns() -> Result<()> {
     let device = Device::under_test(2)?;
     let config = TokenizerConfig { channels: 16, ..frame().tokenizer };
     let tokenizer = Tokenizer::new(&device, &config, 0)?;
-    let objective = TokenizerObjective::new(&device, &config, 32, None, 5.0)?;
+    let objective =
+        TokenizerObjective::new(&device, &config, 32, None, ErrorWeights { squared: 5.0, moving: 0.0 })?;
     let mut learner = Learner::new(&device, objective, Adam::default(), 3e-3)?;
     let mut rng = Rng::new(Key::new(0, 0));
     let mut losses = Vec::new();
@@ -373,5 +374,38 @@ fn a_tokenizer_without_a_codebook_learns() -> Result<()> {
     assert!(losses[0].iter().all(|(name, _)| !name.contains("commitment")));
     let total = |part: usize| losses[part][0].1;
     assert!(total(3) < 0.5 * total(0), "{losses:?}");
+    Ok(())
+}
+
+/// A few pixels anywhere on a large picture: they are the last that a tokenizer learns, unless what moves counts more.
+#[test]
+fn what_moves_is_learnt_sooner() -> Result<()> {
+    let device = Device::under_test(2)?;
+    let config = TokenizerConfig { frame_size: 32, resolutions: 3, channels: 8, ..frame().tokenizer };
+    let moving_error = |moving: f32| -> Result<f32> {
+        let tokenizer = Tokenizer::new(&device, &config, 0)?;
+        let weights = ErrorWeights { squared: 1e-6, moving };
+        let objective = TokenizerObjective::new(&device, &config, 16, None, weights)?;
+        let mut learner = Learner::new(&device, objective, Adam::default(), 3e-3)?;
+        let mut rng = Rng::new(Key::new(0, 0));
+        for update in 0..150 {
+            if update == 120 {
+                learner.take_losses()?;
+            }
+            let mut frames = vec![40u8; 16 * 3072];
+            for frame in frames.chunks_exact_mut(3072) {
+                let (top, left) = (rng.below(31) as usize, rng.below(31) as usize);
+                for (y, x) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                    frame[((top + y) * 32 + left + x) * 3..][..3].copy_from_slice(&[200, 72, 72]);
+                }
+            }
+            learner.objective.frames.write(&frames)?;
+            learner.update(&tokenizer)?;
+        }
+        let losses = learner.take_losses()?;
+        Ok(losses.last().unwrap().1)
+    };
+    let [little, much] = [moving_error(1e-6)?, moving_error(10.0)?];
+    assert!(much < 0.1 * little, "{much} with the weight, {little} without");
     Ok(())
 }

@@ -4,8 +4,8 @@
 mod common;
 
 use agent::{
-    ActorCritic, ActorCriticConfig, AgentConfig, Perceptual, Policy, Returns, Tokenizer, TokenizerConfig,
-    WorldModel, WorldModelBatch, WorldModelConfig,
+    ActorCritic, ActorCriticConfig, AgentConfig, ErrorWeights, Perceptual, Policy, Returns, Tokenizer,
+    TokenizerConfig, WorldModel, WorldModelBatch, WorldModelConfig,
 };
 use common::{Golden, assert_close, nhwc};
 use engine::{Adam, Device, Key, Lstm, Result, Stepper};
@@ -58,7 +58,7 @@ fn golden_tokenizer() -> Result<()> {
     stepper.run(|tape| -> Result<()> {
         let x = tape.buffer(&frames)?;
         let x = tape.affine(x, 2.0, -1.0)?;
-        let losses = tokenizer.loss(tape, x, Some(&perceptual), 0.0)?;
+        let losses = tokenizer.loss(tape, x, Some(&perceptual), ErrorWeights::default())?;
         for (name, loss) in losses.named() {
             let name = name.trim_start_matches("tokenizer/train/");
             if name != "total_loss" {

@@ -8,8 +8,8 @@ use std::path::Path;
 
 use agent::train::{ActorCriticObjective, Learner, Objective, TokenizerObjective, WorldModelObjective};
 use agent::{
-    ActorCriticConfig, Agent, AgentConfig, Network, Perceptual, Returns, Tokenizer, TokenizerConfig,
-    Trajectories, WorldModel, WorldModelConfig,
+    ActorCriticConfig, Agent, AgentConfig, ErrorWeights, Network, Perceptual, Returns, Tokenizer,
+    TokenizerConfig, Trajectories, WorldModel, WorldModelConfig,
 };
 use common::Golden;
 use engine::{Adam, Device, Result};
@@ -142,7 +142,8 @@ fn compare_tokenizer(sizes: &Sizes) -> Result<()> {
         let weights: Vec<f32> = frozen.get(&spec.name)?.iter().map(|w| w.abs()).collect();
         frozen.set(&spec.name, &weights)?;
     }
-    let objective = TokenizerObjective::new(&device, config, sizes.frames, Some(perceptual), 0.0)?;
+    let objective =
+        TokenizerObjective::new(&device, config, sizes.frames, Some(perceptual), ErrorWeights::default())?;
     compare(sizes, &device, (objective, &tokenizer), Adam::default(), |batch, update| {
         let name = format!("updates.{update}.frames");
         batch.frames.write(&pictures(&golden, &name, sizes.frames, config.frame_size))

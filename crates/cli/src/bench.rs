@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use agent::train::{ActorCriticObjective, Learner, Objective, TokenizerObjective, WorldModelObjective};
 use agent::{
-    Acting, Agent, AgentConfig, Dreamer, Perceptual, Returns, Sees, Tokenizer, Trajectories, WorldModel,
+    Acting, Agent, AgentConfig, Dreamer, ErrorWeights, Perceptual, Returns, Sees, Tokenizer, Trajectories,
+    WorldModel,
 };
 use anyhow::{Result, bail};
 use clap::ValueEnum;
@@ -195,7 +196,13 @@ impl Bench {
     fn tokenizer(&mut self, perceptual: Option<Perceptual>) -> Result<f64> {
         let config = &self.config.tokenizer;
         let tokenizer = Tokenizer::new(&self.device, config, 0)?;
-        let objective = TokenizerObjective::new(&self.device, config, self.load.frames, perceptual, 0.0)?;
+        let objective = TokenizerObjective::new(
+            &self.device,
+            config,
+            self.load.frames,
+            perceptual,
+            ErrorWeights::default(),
+        )?;
         let bytes: Vec<u8> = (0..objective.frames.shape().len()).map(|_| self.rng.below(256) as u8).collect();
         objective.frames.write(&bytes)?;
         self.updates(objective, Adam::default(), &tokenizer)

@@ -152,8 +152,8 @@ impl Trial<'_> {
                 "none" => None,
                 _ => Some(Perceptual::random(trial.device, training.perceptual_dropout)?),
             };
-            let (sizes, weight) = (&trial.config.agent.tokenizer, training.squared_weight);
-            let objective = TokenizerObjective::new(trial.device, sizes, batch, perceptual, weight)?;
+            let sizes = &trial.config.agent.tokenizer;
+            let objective = TokenizerObjective::new(trial.device, sizes, batch, perceptual, training.into())?;
             let mut random = trial.random.clone();
             let frames: Vec<u8> =
                 (0..objective.frames.shape().len()).map(|_| random.next_u64() as u8).collect();

@@ -235,7 +235,7 @@ mod tests {
         );
     }
 
-    const FAST: [&str; 44] = [
+    const FAST: [&str; 46] = [
         "actor_critic.horizon=12",
         "actor_critic.returns.gamma=0.99",
         "actor_critic.returns.scale=\"percentiles\"",
@@ -257,6 +257,7 @@ mod tests {
         "agent.tokenizer.residual_blocks=0",
         "agent.tokenizer.resolutions=4",
         "agent.world_model.context=4",
+        "agent.world_model.draws=\"in-order\"",
         "agent.world_model.heads=6",
         "agent.world_model.kind=\"frame\"",
         "agent.world_model.layers=6",
@@ -266,13 +267,14 @@ mod tests {
         "epochs=540",
         "evaluation.every=50",
         "replay.sampling=\"steps\"",
+        "tokenizer.moving_weight=30.0",
         "tokenizer.perceptual=\"none\"",
         "tokenizer.schedule.batch=128",
         "tokenizer.schedule.final_learning_rate=0.00005",
         "tokenizer.schedule.first_updates=2000",
         "tokenizer.schedule.learning_rate=0.0003",
         "tokenizer.schedule.updates=45",
-        "tokenizer.squared_weight=5.0",
+        "tokenizer.squared_weight=10.0",
         "world_model.schedule.batch=32",
         "world_model.schedule.first_updates=1500",
         "world_model.schedule.learning_rate=0.0002",

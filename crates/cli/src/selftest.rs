@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use agent::train::{ActorCriticObjective, Learner, Objective, TokenizerObjective, WorldModelObjective};
 use agent::{
-    ActorCriticConfig, Agent, AgentConfig, Returns, Tokenizer, TokenizerConfig, Trajectories, WorldModel,
-    WorldModelConfig,
+    ActorCriticConfig, Agent, AgentConfig, ErrorWeights, Returns, Tokenizer, TokenizerConfig, Trajectories,
+    WorldModel, WorldModelConfig,
 };
 use anyhow::{Result, bail};
 use engine::{Adam, Buffer, Device, Key, Rng, Stepper};
@@ -163,7 +163,13 @@ fn train<O: Objective>(
 }
 
 fn tokenizer(device: &Device, config: &AgentConfig, frames: &[u8]) -> Result<Vec<f32>> {
-    let objective = TokenizerObjective::new(device, &config.tokenizer, BATCH * STEPS, None, 1.0)?;
+    let objective = TokenizerObjective::new(
+        device,
+        &config.tokenizer,
+        BATCH * STEPS,
+        None,
+        ErrorWeights { squared: 1.0, moving: 0.0 },
+    )?;
     objective.frames.write(frames)?;
     train(device, objective, &Tokenizer::new(device, &config.tokenizer, SEED)?, 1e-4)
 }

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{AtariConfig, InitConfig, Phase};
-use crate::{AgentConfig, ConfigError, ReturnScale, Returns, Sampling};
+use crate::{AgentConfig, ConfigError, ErrorWeights, ReturnScale, Returns, Sampling};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -135,6 +135,7 @@ impl TrainConfig {
             ("collection.temperature", self.collection.temperature),
             ("evaluation.temperature", self.evaluation.temperature),
             ("tokenizer.squared_weight", self.tokenizer.squared_weight),
+            ("tokenizer.moving_weight", self.tokenizer.moving_weight),
             ("world_model.weight_decay", self.world_model.weight_decay),
             ("agent.world_model.init_std", self.agent.world_model.init_std),
         ] {
@@ -328,6 +329,9 @@ pub struct TokenizerTraining {
     pub schedule: Schedule,
     /// Weight of the squared reconstruction error, which is added to the absolute error.
     pub squared_weight: f32,
+    /// Weight of a squared error in which each number of a frame counts as much as it differs from its mean over the batch, so that a ball counts as much as
+    /// a wall; it is added, too.
+    pub moving_weight: f32,
     /// Network of the perceptual loss: "random" for a VGG16 with fixed random weights, "none" for no such loss, or the folder of the
     /// pretrained one, which `iris import-perceptual` made, or `iris import` from a checkpoint of the reference release.
     pub perceptual: String,
@@ -341,9 +345,16 @@ impl Default for TokenizerTraining {
         TokenizerTraining {
             schedule,
             squared_weight: 0.0,
+            moving_weight: 0.0,
             perceptual: "random".into(),
             perceptual_dropout: 0.0,
         }
+    }
+}
+
+impl From<&TokenizerTraining> for ErrorWeights {
+    fn from(training: &TokenizerTraining) -> ErrorWeights {
+        ErrorWeights { squared: training.squared_weight, moving: training.moving_weight }
     }
 }
 

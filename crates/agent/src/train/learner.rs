@@ -192,7 +192,7 @@ impl Sums {
 mod tests {
     use super::*;
     use crate::fuzzing::tiny_agent;
-    use crate::{Agent, Tokenizer};
+    use crate::{Agent, ErrorWeights, Tokenizer};
 
     /// So many losses, each the number of its place.
     struct Counted {
@@ -219,7 +219,7 @@ mod tests {
 
         fn losses(&self, tape: &mut Tape, model: &Tokenizer) -> engine::Result<Losses> {
             let x = tape.buffer(&self.frames)?;
-            let total = model.loss(tape, x, None, 0.0)?.total;
+            let total = model.loss(tape, x, None, ErrorWeights::default())?.total;
             let place = |place: usize| Ok((NAMES[place], tape.affine(total, 0.0, place as f32)?));
             let named: engine::Result<Vec<_>> = (0..self.losses).map(place).collect();
             Ok(Losses { total, named: named? })

@@ -197,13 +197,8 @@ impl Trainer {
         let key = Key::new(config.seed, 0);
         let dreamer = Dreamer::new(device, &agent, p.schedule.batch, p.horizon, p.burn_in, key)?;
         let perceptual = perceptual(device, t)?;
-        let tokenizer = TokenizerObjective::new(
-            device,
-            &config.agent.tokenizer,
-            t.schedule.batch,
-            perceptual,
-            t.squared_weight,
-        )?;
+        let tokenizer =
+            TokenizerObjective::new(device, &config.agent.tokenizer, t.schedule.batch, perceptual, t.into())?;
         let world_model = WorldModelObjective::new(device, &config.agent, w.schedule.batch)?;
         let actor_critic = ActorCriticObjective::new(dreamer.trajectories().clone(), p.returns);
         Ok(Trainer {

@@ -5,8 +5,9 @@ use engine::{Bits, Buffer, Device, Lstm, Shape, Tape};
 use super::{Losses, Objective, Phase};
 use crate::layers::Network;
 use crate::{
-    ActorCriticLosses, Agent, AgentConfig, Perceptual, Returns, Seen, Tokenizer, TokenizerConfig,
-    TokenizerKind, TokenizerLosses, Trajectories, WorldModel, WorldModelBatch, WorldModelLosses,
+    ActorCriticLosses, Agent, AgentConfig, ErrorWeights, Perceptual, Returns, Seen, Tokenizer,
+    TokenizerConfig, TokenizerKind, TokenizerLosses, Trajectories, WorldModel, WorldModelBatch,
+    WorldModelLosses,
 };
 
 const IMAGINED_REWARD: &str = "actor_critic/train/imagined_reward_per_step";
@@ -18,7 +19,7 @@ pub struct TokenizerObjective {
     /// Whether there is a codebook with a loss of its own.
     commitment: bool,
     perceptual: Option<Perceptual>,
-    squared_weight: f32,
+    weights: ErrorWeights,
 }
 
 impl TokenizerObjective {
@@ -27,12 +28,12 @@ impl TokenizerObjective {
         config: &TokenizerConfig,
         batch: usize,
         perceptual: Option<Perceptual>,
-        squared_weight: f32,
+        weights: ErrorWeights,
     ) -> engine::Result<TokenizerObjective> {
         let size = config.frame_size;
         let frames = device.buffer::<u8>("frame batch", [batch, size, size, 3])?;
         let commitment = config.kind == TokenizerKind::Vq;
-        Ok(TokenizerObjective { frames, commitment, perceptual, squared_weight })
+        Ok(TokenizerObjective { frames, commitment, perceptual, weights })
     }
 
     /// The same on another device, with a batch of one.
@@ -42,7 +43,7 @@ impl TokenizerObjective {
         config: &TokenizerConfig,
     ) -> engine::Result<TokenizerObjective> {
         let perceptual = self.perceptual.as_ref().map(|from| from.copy_to(device)).transpose()?;
-        TokenizerObjective::new(device, config, 1, perceptual, self.squared_weight)
+        TokenizerObjective::new(device, config, 1, perceptual, self.weights)
     }
 
     /// Does something while dropout is off.
@@ -65,26 +66,27 @@ impl TokenizerObjective {
     ) -> engine::Result<TokenizerLosses> {
         let frames = tape.buffer(frames)?;
         let x = crate::tokenizer::from_bytes(tape, frames)?;
-        model.loss(tape, x, self.perceptual.as_ref(), self.squared_weight)
+        model.loss(tape, x, self.perceptual.as_ref(), self.weights)
     }
 }
 
 impl Objective for TokenizerObjective {
     const PHASE: Phase = Phase::Tokenizer;
     type Model = Tokenizer;
-    /// Weight of the squared error, and dropout of the perceptual loss.
-    type Settings = (Bits, Option<Bits>);
+    /// Weights of the squared errors, and dropout of the perceptual loss.
+    type Settings = ([Bits; 2], Option<Bits>);
 
     fn network(model: &Tokenizer) -> &Network {
         &model.network
     }
 
-    fn settings(&self) -> (Bits, Option<Bits>) {
-        (Bits(self.squared_weight), self.perceptual.as_ref().map(|p| Bits(p.dropout)))
+    fn settings(&self) -> ([Bits; 2], Option<Bits>) {
+        let ErrorWeights { squared, moving } = self.weights;
+        ([Bits(squared), Bits(moving)], self.perceptual.as_ref().map(|p| Bits(p.dropout)))
     }
 
     fn names(&self) -> Vec<&'static str> {
-        TokenizerLosses::names(self.commitment, self.squared_weight != 0.0, self.perceptual.is_some())
+        TokenizerLosses::names(self.commitment, self.weights, self.perceptual.is_some())
     }
 
     fn losses(&self, tape: &mut Tape, model: &Tokenizer) -> engine::Result<Losses> {

@@ -137,6 +137,7 @@ kernels! {
     plain {
         // elementwise.cu
         copy(out: View, x: View, n: usize, add: bool);
+        deviation(out: View, x: View, rows: usize, n: usize);
         copy_at(out: View, to: usize, x: View, from: usize, n: usize, add: bool);
         add | mul(out: View, x: View, y: View, n: usize);
         mul_gradient(d: View, dy: View, other: View, n: usize, add: bool);

@@ -7,6 +7,7 @@ mod categorical;
 mod conv;
 mod cross_entropy;
 pub(crate) mod decode;
+mod deviation;
 mod dropout;
 mod embedding;
 mod frames;

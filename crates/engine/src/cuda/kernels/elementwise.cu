@@ -84,6 +84,16 @@ extern "C" __global__ void finish_rows(View x, const float* bias, View residual,
     }
 }
 
+// A thread per element of a row: x [rows, n] -> |x - mean over rows|.
+extern "C" __global__ void deviation(View out, View x, u32 rows, u32 n) {
+    EACH(i, n) {
+        float sum = 0.0f;
+        for (u32 row = 0; row < rows; row++) sum += get(x, (size_t)row * n + i);
+        float mean = sum / (float)rows;
+        for (u32 row = 0; row < rows; row++) put(out, (size_t)row * n + i, fabsf(get(x, (size_t)row * n + i) - mean));
+    }
+}
+
 extern "C" __global__ void from_bytes(View out, const u8* x, u32 n, float scale, float shift) {
     if (n % 4 == 0) EACH(j, n / 4) {
         uchar4 v = *(const uchar4*)(x + 4 * j);
