@@ -202,7 +202,8 @@ fn source_files_say_what_they_are() {
 fn every_metric_of_a_run_is_explained() {
     let scratch = Scratch::new("metrics-explained");
     let run = scratch.0.join("run");
-    let output = train(&run, &["tokenizer.perceptual=random", "evaluation.losses=true"]);
+    let output =
+        train(&run, &["tokenizer.perceptual=random", "tokenizer.moving_weight=1", "evaluation.losses=true"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let text = std::fs::read_to_string(root().join("docs/metrics.md")).unwrap();
     // Each file has its part, with a table.
