@@ -49,7 +49,9 @@ impl Tape {
     fn gpu_deviation(&self, gpu: &Gpu, x: Tensor, out: &Block) -> Result<()> {
         let rows = x.dims()[0];
         let n = x.len() / rows;
-        kernels::deviation(gpu, Grid::elements(gpu, n), View::new(out.at(), x.dtype()), self.view(x), rows, n)
+        // A thread per element.
+        let (grid, out) = (Grid::elements(gpu, 4 * n), View::new(out.at(), x.dtype()));
+        kernels::deviation(gpu, grid, out, self.view(x), rows, n)
     }
 }
 
