@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{AtariConfig, InitConfig, Phase};
-use crate::{AgentConfig, ConfigError, ErrorWeights, ReturnScale, Returns, Sampling};
+use crate::{AgentConfig, ConfigError, ReturnScale, Returns, Sampling};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -329,8 +329,7 @@ pub struct TokenizerTraining {
     pub schedule: Schedule,
     /// Weight of the squared reconstruction error, which is added to the absolute error.
     pub squared_weight: f32,
-    /// Weight of a squared error in which each number of a frame counts as much as it differs from its mean over the batch, so that a ball counts as much as
-    /// a wall; it is added, too.
+    /// Weight of another squared error, in which each number of a frame counts as much as it differs from its mean over the batch.
     pub moving_weight: f32,
     /// Network of the perceptual loss: "random" for a VGG16 with fixed random weights, "none" for no such loss, or the folder of the
     /// pretrained one, which `iris import-perceptual` made, or `iris import` from a checkpoint of the reference release.
@@ -349,12 +348,6 @@ impl Default for TokenizerTraining {
             perceptual: "random".into(),
             perceptual_dropout: 0.0,
         }
-    }
-}
-
-impl From<&TokenizerTraining> for ErrorWeights {
-    fn from(training: &TokenizerTraining) -> ErrorWeights {
-        ErrorWeights { squared: training.squared_weight, moving: training.moving_weight }
     }
 }
 

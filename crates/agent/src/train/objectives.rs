@@ -2,7 +2,7 @@
 
 use engine::{Bits, Buffer, Device, Lstm, Shape, Tape};
 
-use super::{Losses, Objective, Phase};
+use super::{Losses, Objective, Phase, TokenizerTraining};
 use crate::layers::Network;
 use crate::{
     ActorCriticLosses, Agent, AgentConfig, ErrorWeights, Perceptual, Returns, Seen, Tokenizer,
@@ -67,6 +67,12 @@ impl TokenizerObjective {
         let frames = tape.buffer(frames)?;
         let x = crate::tokenizer::from_bytes(tape, frames)?;
         model.loss(tape, x, self.perceptual.as_ref(), self.weights)
+    }
+}
+
+impl From<&TokenizerTraining> for ErrorWeights {
+    fn from(training: &TokenizerTraining) -> ErrorWeights {
+        ErrorWeights { squared: training.squared_weight, moving: training.moving_weight }
     }
 }
 
