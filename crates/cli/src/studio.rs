@@ -19,9 +19,10 @@ pub fn run(args: StudioArgs) -> Result<()> {
     if open_to_others {
         warn("other machines can reach the studio, over a connection that is not encrypted".into());
     }
-    say!("{}", server.url());
-    tell!("open this address in a browser; Ctrl-C ends the studio");
-    Ok(server.run()?)
+    Ok(server.run(|url| {
+        say!("{url}");
+        tell!("open this address in a browser; Ctrl-C ends the studio");
+    })?)
 }
 
 /// The port of a page beside a run. Several runs may have one: where the usual port is taken, any other will do.

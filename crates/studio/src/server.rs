@@ -105,12 +105,13 @@ impl Server {
         format!("http://{host}:{}/?token={}", self.address.port(), self.studio.token.text())
     }
 
-    /// Serves until Ctrl-C or SIGTERM.
-    pub fn run(self) -> Result<(), StudioError> {
+    /// Serves until Ctrl-C or SIGTERM, which are heard by the time `ready` is called.
+    pub fn run(self, ready: impl FnOnce(&str)) -> Result<(), StudioError> {
         let runtime =
             Builder::new_multi_thread().worker_threads(1).enable_all().build().map_err(StudioError::Start)?;
         runtime.block_on(async {
             let end = asked_to_end().map_err(StudioError::Start)?;
+            ready(&self.url());
             self.serve(end).await
         })?;
         // Streams to pages that are still open end with it.
