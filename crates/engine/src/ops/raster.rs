@@ -1,7 +1,7 @@
 //! Frames token by token, row by row: what a token is told of those before it in its frame, and the draws.
 //!
-//! Token k of a frame whose rows have W tokens is told y[k] = sum of a[q] over all q < k, + b[k - 1] of the token to its left, + c[k - W] of the one
-//! above it, where a token's row of a table is its [a, b, c].
+//! Token k of a frame whose rows have W tokens is told `y[k]` = sum of `a[q]` over all q < k, + `b[k - 1]` of the token to its left, + `c[k - W]` of the
+//! one above it, where a token's row of a table is its `[a, b, c]`.
 
 use super::Backward;
 use super::categorical::{add_gumbel, argmax};
@@ -19,7 +19,7 @@ pub(crate) struct Earlier {
     out: Tensor,
 }
 
-/// Draws a frame's tokens one after the other: token k has the logits alone[k] + relu(told[k] + y[k]) weight^T.
+/// Draws a frame's tokens one after the other: token k has the logits `alone[k] + relu(told[k] + y[k]) weight^T`.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameDraw {
     /// Logits that do not depend on the frame's own tokens, [B, K, N].
