@@ -57,7 +57,6 @@ pub struct TokenizerLosses {
     pub moving: Option<Tensor>,
     /// Absent without a perceptual network.
     pub perceptual: Option<Tensor>,
-    weights: ErrorWeights,
 }
 
 /// Weights of errors of pixels that are added to the absolute error. The paper adds none: 0.
@@ -69,23 +68,31 @@ pub struct ErrorWeights {
     pub moving: f32,
 }
 
+impl ErrorWeights {
+    /// Whether there is a squared error, and one over what moves.
+    pub(crate) fn are_used(&self) -> [bool; 2] {
+        [self.squared, self.moving].map(|weight| weight != 0.0)
+    }
+}
+
 impl TokenizerLosses {
     /// The names that the reference release logs, in the order of [`named`](TokenizerLosses::named), for a loss with or without these parts.
-    pub fn names(commitment: bool, weights: ErrorWeights, perceptual: bool) -> Vec<&'static str> {
+    pub fn names(commitment: bool, [squared, moving]: [bool; 2], perceptual: bool) -> Vec<&'static str> {
         let mut names = vec!["tokenizer/train/total_loss"];
         names.extend(commitment.then_some("tokenizer/train/commitment_loss"));
         names.push("tokenizer/train/reconstruction_loss");
-        names.extend((weights.squared != 0.0).then_some("tokenizer/train/squared_error"));
-        names.extend((weights.moving != 0.0).then_some("tokenizer/train/moving_error"));
+        names.extend(squared.then_some("tokenizer/train/squared_error"));
+        names.extend(moving.then_some("tokenizer/train/moving_error"));
         names.extend(perceptual.then_some("tokenizer/train/perceptual_loss"));
         names
     }
 
     /// The losses under the names that the reference release logs.
     pub fn named(&self) -> Vec<(&'static str, Tensor)> {
-        let Self { total, commitment, reconstruction, squared, moving, perceptual, weights } = *self;
+        let Self { total, commitment, reconstruction, squared, moving, perceptual } = *self;
         let parts = [Some(total), commitment, Some(reconstruction), squared, moving, perceptual];
-        let names = Self::names(commitment.is_some(), weights, perceptual.is_some());
+        let errors = [squared.is_some(), moving.is_some()];
+        let names = Self::names(commitment.is_some(), errors, perceptual.is_some());
         names.into_iter().zip(parts.into_iter().flatten()).collect()
     }
 }
@@ -275,7 +282,6 @@ impl Tokenizer {
             moving,
             commitment: quantised.commitment,
             perceptual,
-            weights,
         })
     }
 }

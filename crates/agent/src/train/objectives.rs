@@ -92,7 +92,7 @@ impl Objective for TokenizerObjective {
     }
 
     fn names(&self) -> Vec<&'static str> {
-        TokenizerLosses::names(self.commitment, self.weights, self.perceptual.is_some())
+        TokenizerLosses::names(self.commitment, self.weights.are_used(), self.perceptual.is_some())
     }
 
     fn losses(&self, tape: &mut Tape, model: &Tokenizer) -> engine::Result<Losses> {

@@ -137,13 +137,13 @@ kernels! {
     plain {
         // elementwise.cu
         copy(out: View, x: View, n: usize, add: bool);
-        deviation(out: View, x: View, rows: usize, n: usize);
         copy_at(out: View, to: usize, x: View, from: usize, n: usize, add: bool);
         add | mul(out: View, x: View, y: View, n: usize);
         mul_gradient(d: View, dy: View, other: View, n: usize, add: bool);
         affine | clamp_values | relu_values | gelu_values(out: View, x: View, n: usize, p: f32, q: f32);
         relu_gradient | gelu_gradient(dy: View, saved: View, n: usize);
         finish_rows(x: View, bias: u64, residual: View, n: usize, columns: usize, with_relu: bool);
+        deviation(out: View, x: View, rows: usize, n: usize);
         from_bytes | from_integers(out: View, x: u64, n: usize, scale: f32, shift: f32);
         dropout(out: View, x: View, residual: View, n: usize, rate: f32, state: u64, site: usize, add: bool);
         copy_blocks(

@@ -37,9 +37,8 @@ impl Tape {
             }
             means.iter_mut().for_each(|mean| *mean /= rows as f32);
         });
-        let means_of = means.f32();
         cpu::chunks_mut(out.f32_mut(), n, |row, out| {
-            let pairs = xv[row * n..].iter().zip(means_of);
+            let pairs = xv[row * n..].iter().zip(means.f32());
             out.iter_mut().zip(pairs).for_each(|(out, (x, mean))| *out = (x - mean).abs());
         });
         self.give_back(means);
