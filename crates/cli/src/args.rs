@@ -350,6 +350,10 @@ pub struct BenchArgs {
     #[arg(long)]
     pub breakdown: bool,
 
+    /// Networks and batches of a preset instead of the paper's: its tokenizer, world-model and behaviour steps.
+    #[arg(long, conflicts_with_all = ["cases", "scaling"])]
+    pub preset: Option<String>,
+
     /// A table of what a step costs with other batches, horizons and networks.
     #[arg(long, conflicts_with_all = ["cases", "breakdown"])]
     pub scaling: bool,

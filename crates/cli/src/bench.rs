@@ -4,7 +4,9 @@ mod scaling;
 
 use std::time::Instant;
 
-use agent::train::{ActorCriticObjective, Learner, Objective, TokenizerObjective, WorldModelObjective};
+use agent::train::{
+    ActorCriticObjective, Learner, Objective, TokenizerObjective, TrainConfig, WorldModelObjective,
+};
 use agent::{
     Acting, Agent, AgentConfig, Dreamer, ErrorWeights, Perceptual, Returns, Sees, Tokenizer, Trajectories,
     WorldModel,
@@ -14,6 +16,7 @@ use clap::ValueEnum;
 use engine::{Adam, Buffer, Device, Key, Rng, Shape, StepId, Stepper};
 
 use crate::args::{BenchArgs, BenchCase};
+use crate::config;
 use crate::output::say;
 
 /// The paper's.
@@ -37,14 +40,22 @@ pub fn run(args: BenchArgs) -> Result<()> {
     if args.scaling {
         return scaling::run(&device, repeats);
     }
-    for reason in AgentConfig::default().slow_paths(&device) {
+    let preset = args.preset.as_deref().map(|name| config::combine(name, None, &[])).transpose()?;
+    for reason in preset.as_ref().map_or_else(AgentConfig::default, |p| p.agent.clone()).slow_paths(&device) {
         say!("  slower than it could be: {reason}");
     }
-    let cases = if args.cases.is_empty() { BenchCase::value_variants().to_vec() } else { args.cases };
+    let cases = match (&preset, args.cases) {
+        (Some(_), _) => vec![BenchCase::Tokenizer, BenchCase::WorldModel, BenchCase::Behaviour],
+        (None, cases) if cases.is_empty() => BenchCase::value_variants().to_vec(),
+        (None, cases) => cases,
+    };
     for case in cases {
         forget_peak_memory();
         device.free_step_memory();
         let mut bench = Bench::new(&device, repeats, args.breakdown);
+        if let Some(preset) = &preset {
+            bench.take(preset);
+        }
         let seconds = match case {
             BenchCase::Tokenizer => bench.tokenizer(None)?,
             BenchCase::TokenizerPerceptual => {
@@ -63,7 +74,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
         let name = case.to_possible_value().map_or(String::new(), |v| v.get_name().to_string());
         let memory = device.memory().map(|(_, peak)| peak).or_else(peak_memory);
         let memory = memory.map_or("       -".into(), |bytes| format!("{:5} MiB", bytes >> 20));
-        let reference = reference(case).filter(|_| gpu);
+        let reference = reference(case).filter(|_| gpu && preset.is_none());
         let reference = reference.map_or(String::new(), |ms| format!("   reference release {ms} ms"));
         say!("{name:<22} {:8.3} ms   {memory}{reference}", 1e3 * seconds);
         if let (Some(first), Some(start), true) = (bench.first, start.take(), gpu) {
@@ -103,17 +114,18 @@ struct Load {
     frames: usize,
     /// Of the world model.
     sequences: usize,
-    /// Of the policy, and their length.
+    /// Of the policy, their length, and that of what was before.
     dreams: usize,
     horizon: usize,
+    burn_in: usize,
 }
 
 impl Load {
     /// The paper's on a GPU; on a CPU a part of it, as steps of the whole would take minutes.
     fn of(device: &Device) -> Load {
         match device.is_gpu() {
-            true => Load { frames: 256, sequences: 64, dreams: 64, horizon: 20 },
-            false => Load { frames: 8, sequences: 2, dreams: 4, horizon: 20 },
+            true => Load { frames: 256, sequences: 64, dreams: 64, horizon: 20, burn_in: 20 },
+            false => Load { frames: 8, sequences: 2, dreams: 4, horizon: 20, burn_in: 20 },
         }
     }
 }
@@ -122,6 +134,8 @@ struct Bench {
     device: Device,
     config: AgentConfig,
     load: Load,
+    weights: ErrorWeights,
+    returns: Returns,
     stepper: Stepper,
     repeats: usize,
     breakdown: bool,
@@ -137,12 +151,29 @@ impl Bench {
             device: device.clone(),
             config: AgentConfig { actions: 6, ..AgentConfig::default() },
             load: Load::of(device),
+            weights: ErrorWeights::default(),
+            returns: Returns::default(),
             stepper: Stepper::new(device, key),
             repeats: repeats.max(1),
             breakdown,
             first: None,
             rng: Rng::new(key),
         }
+    }
+
+    /// The networks and the work of a preset. Its game need not be there.
+    fn take(&mut self, preset: &TrainConfig) {
+        let actions = self.config.actions;
+        self.config = AgentConfig { actions, ..preset.agent.clone() };
+        self.load = Load {
+            frames: preset.tokenizer.schedule.batch,
+            sequences: preset.world_model.schedule.batch,
+            dreams: preset.actor_critic.schedule.batch,
+            horizon: preset.actor_critic.horizon,
+            burn_in: preset.actor_critic.burn_in,
+        };
+        self.weights = (&preset.tokenizer).into();
+        self.returns = preset.actor_critic.returns;
     }
 
     fn new_world_model(&self) -> Result<WorldModel> {
@@ -196,13 +227,8 @@ impl Bench {
     fn tokenizer(&mut self, perceptual: Option<Perceptual>) -> Result<f64> {
         let config = &self.config.tokenizer;
         let tokenizer = Tokenizer::new(&self.device, config, 0)?;
-        let objective = TokenizerObjective::new(
-            &self.device,
-            config,
-            self.load.frames,
-            perceptual,
-            ErrorWeights::default(),
-        )?;
+        let objective =
+            TokenizerObjective::new(&self.device, config, self.load.frames, perceptual, self.weights)?;
         let bytes: Vec<u8> = (0..objective.frames.shape().len()).map(|_| self.rng.below(256) as u8).collect();
         objective.frames.write(&bytes)?;
         self.updates(objective, Adam::default(), &tokenizer)
@@ -210,8 +236,8 @@ impl Bench {
 
     fn world_model(&mut self) -> Result<f64> {
         let objective = WorldModelObjective::new(&self.device, &self.config, self.load.sequences)?;
-        self.random_integers(&objective.tokens, 512)?;
-        self.random_integers(&objective.actions, 6)?;
+        self.random_integers(&objective.tokens, self.config.tokenizer.vocabulary as u32)?;
+        self.random_integers(&objective.actions, self.config.actions as u32)?;
         self.random_integers(&objective.rewards, 3)?;
         self.random_integers(&objective.ends, 2)?;
         objective.mask.write(&vec![1i32; objective.mask.shape().len()])?;
@@ -229,21 +255,25 @@ impl Bench {
         self.random_integers(&dreamt.actions, 6)?;
         self.random_numbers(&dreamt.rewards)?;
         [&dreamt.hidden, &dreamt.cell].into_iter().try_for_each(|state| self.random_numbers(state))?;
-        self.updates(ActorCriticObjective::new(dreamt, Returns::default()), Adam::default(), &agent)
+        self.updates(ActorCriticObjective::new(dreamt, self.returns), Adam::default(), &agent)
     }
 
     fn behaviour(&mut self) -> Result<f64> {
-        let Load { dreams, horizon, .. } = self.load;
+        let Load { dreams, horizon, burn_in, .. } = self.load;
         let agent = Agent::new(&self.device, &self.config, 0)?;
-        let mut dreamer = Dreamer::new(&self.device, &agent, dreams, horizon, 20, Key::new(0, 1))?;
-        let before = &dreamer.start().before;
+        let mut dreamer = Dreamer::new(&self.device, &agent, dreams, horizon, burn_in, Key::new(0, 1))?;
+        let (start, vocabulary) = (dreamer.start(), self.config.tokenizer.vocabulary as u32);
         match self.config.actor_critic.sees {
-            Sees::Frames => self.random_numbers(before)?,
-            Sees::Codes => self.random_integers(before, 512)?,
+            Sees::Frames => self.random_numbers(&start.before)?,
+            Sees::Codes => self.random_integers(&start.before, vocabulary)?,
         }
-        dreamer.start().mask.write(&vec![1i32; dreams * 20])?;
-        self.random_integers(&dreamer.start().tokens, 512)?;
-        let objective = ActorCriticObjective::new(dreamer.trajectories().clone(), Returns::default());
+        start.mask.write(&vec![1i32; dreams * burn_in])?;
+        self.random_integers(&start.tokens, vocabulary)?;
+        if let Some(context) = &start.context {
+            self.random_integers(&context.tokens, vocabulary)?;
+            self.random_integers(&context.actions, self.config.actions as u32)?;
+        }
+        let objective = ActorCriticObjective::new(dreamer.trajectories().clone(), self.returns);
         let mut learner = Learner::new(&self.device, objective, Adam::default(), LEARNING_RATE)?;
         self.time(|_| {
             dreamer.dream(&agent, Acting::Policy { temperature: 1.0 })?;

@@ -178,6 +178,7 @@ impl Frames {
             return Ok(Predicted { at_actions, logits: tape.reshape(alone, shape)?, alone: None });
         };
         let told = self.told(tape, params, ordered, head)?;
+        let [alone, told] = [self.in_order(tape, alone)?, self.in_order(tape, told)?];
         let table = tape.param(params, ordered.earlier)?;
         let after = tape.slice(tokens, 1, 1, steps)?;
         let after = tape.reshape(after, [batch * (steps - 1), k])?;
@@ -205,7 +206,8 @@ impl Frames {
         if let Some(ordered) = &self.ordered {
             let told = self.told(tape, params, ordered, head)?;
             let [table, weight] = [tape.param(params, ordered.earlier)?, tape.param(params, ordered.out)?];
-            return tape.draw_frame(&FrameDraw { alone, told, table, weight, side: self.grid }, with_logits);
+            let draw = FrameDraw { alone, told, table, weight, side: self.grid, patch: self.patch };
+            return tape.draw_frame(&draw, with_logits);
         }
         let drawn = tape.sample(alone, 1.0)?;
         let logits = with_logits.then(|| self.in_order(tape, alone)).transpose()?;
@@ -218,18 +220,16 @@ impl Frames {
         self.norm.layer(tape, params, h)
     }
 
-    /// Logits of each token by itself, in the order of predictions: [B, P, 2D] -> [B, K, N].
+    /// Logits of each token by itself, patch by patch: [B, P, 2D] -> [B, K, N].
     fn alone(&self, tape: &mut Tape, params: &Params, head: Tensor) -> Result<Tensor> {
         let logits = self.out.forward(tape, params, head)?;
-        let logits = tape.reshape(logits, [head.dims()[0], self.grid * self.grid, self.vocabulary])?;
-        if self.ordered.is_some() { self.in_order(tape, logits) } else { Ok(logits) }
+        tape.reshape(logits, [head.dims()[0], self.grid * self.grid, self.vocabulary])
     }
 
-    /// What every token of a frame is told of the past: [B, P, 2D] -> [B, K, C], row by row.
+    /// What every token of a frame is told of the past, patch by patch: [B, P, 2D] -> [B, K, C].
     fn told(&self, tape: &mut Tape, params: &Params, ordered: &Ordered, head: Tensor) -> Result<Tensor> {
         let told = ordered.told.forward(tape, params, head)?;
-        let told = tape.reshape(told, [head.dims()[0], self.grid * self.grid, TOLD])?;
-        self.in_order(tape, told)
+        tape.reshape(told, [head.dims()[0], self.grid * self.grid, TOLD])
     }
 
     /// The tokens that [`Predicted`]'s logits are of: i32 [B, L, K] -> [B, (L - 1) * K].

@@ -60,7 +60,7 @@ fn width(config: &mut AgentConfig, width: usize) {
 
 /// Prints a Markdown table: milliseconds, and how many times the paper's.
 pub fn run(device: &Device, repeats: usize) -> Result<()> {
-    let Load { frames, sequences, dreams, horizon } = Load::of(device);
+    let Load { frames, sequences, dreams, horizon, .. } = Load::of(device);
     say!(
         "the paper's networks; {frames} frames, {sequences} sequences, {dreams} dreams of {horizon} steps\n"
     );

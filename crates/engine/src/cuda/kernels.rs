@@ -184,7 +184,7 @@ kernels! {
         earlier_gradient(dx: View, dy: View, tokens: usize, side: usize, width: usize, n: usize, add: bool);
         draw_frame(
             out: u64, logits: View, alone: View, told: View, table: View, weight: View, tokens: usize, side: usize,
-            width: usize, entries: usize, state: u64, site: usize,
+            patch: usize, width: usize, entries: usize, state: u64, site: usize,
         );
 
         // image.cu
@@ -263,8 +263,8 @@ kernels! {
             past: usize, block: usize, scale: f32,
         );
         block_attention(
-            out: u64, q: u64, keys: u64, values: u64, tokens: usize, heads: usize, capacity: usize, past: usize,
-            block: usize, scale: f32,
+            out: u64, q: u64, k: u64, v: u64, keys: u64, values: u64, tokens: usize, heads: usize, stride: usize,
+            capacity: usize, past: usize, block: usize, scale: f32,
         );
 
         // rows.cu

@@ -88,7 +88,7 @@ pub(super) fn scatter(
     width: usize,
 ) -> Result<(Block, usize)> {
     let rows = indices.len();
-    let splits = rows.div_ceil(2048).clamp(1, 16);
+    let splits = rows.div_ceil(128).clamp(1, 16);
     let parts = tape.scratch(splits * entries * width)?;
     let grid = Grid { blocks: (entries, splits), ..Grid::blocks(1) };
     kernels::scatter(gpu, grid, dy, tape.at(indices), parts.at(), rows, width)?;

@@ -19,7 +19,8 @@ pub(crate) struct Earlier {
     out: Tensor,
 }
 
-/// Draws a frame's tokens one after the other: token k has the logits `alone[k] + relu(told[k] + y[k]) weight^T`.
+/// Draws a frame's tokens one after the other: token k has the logits `alone[k] + relu(told[k] + y[k]) weight^T`. What is given of the tokens lies
+/// patch by patch, what is drawn row by row.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameDraw {
     /// Logits that do not depend on the frame's own tokens, [B, K, N].
@@ -32,6 +33,16 @@ pub struct FrameDraw {
     pub weight: Tensor,
     /// Tokens of a row, W.
     pub side: usize,
+    /// Tokens of a patch in each direction; 1 where nothing lies patch by patch.
+    pub patch: usize,
+}
+
+impl FrameDraw {
+    /// Where token k stands patch by patch.
+    fn place(&self, k: usize) -> usize {
+        let (y, x, p) = (k / self.side, k % self.side, self.patch);
+        ((y / p * (self.side / p) + x / p) * p + y % p) * p + x % p
+    }
 }
 
 /// Channels that are summed together.
@@ -99,7 +110,7 @@ impl Tape {
 
     /// Tokens i32 [B, K], and the logits [B, K, N] if they are asked for.
     pub fn draw_frame(&mut self, frame: &FrameDraw, with_logits: bool) -> Result<(Tensor, Option<Tensor>)> {
-        let FrameDraw { alone, told, table, weight, side } = *frame;
+        let FrameDraw { alone, told, table, weight, side, patch } = *frame;
         self.check_f32(DRAW, &[alone, told, table, weight])?;
         self.check_not_empty(DRAW, &[alone, told, table, weight])?;
         let &[batch, tokens, width] = told.dims() else {
@@ -107,6 +118,10 @@ impl Tape {
         };
         if width > WIDEST || side == 0 {
             let rule = "D is at most 64, and a row of a frame has a token or more";
+            return Err(Error::BadShape { op: DRAW, shape: told.shape(), rule });
+        }
+        if patch == 0 || patch > 1 && !(side.is_multiple_of(patch) && tokens.is_multiple_of(side * patch)) {
+            let rule = "a frame is a whole number of patches wide and high";
             return Err(Error::BadShape { op: DRAW, shape: told.shape(), rule });
         }
         let entries = alone.shape().last();
@@ -154,8 +169,8 @@ impl Tape {
             let part = |token: u32, part: usize| &table[(token as usize * 3 + part) * width..][..width];
             sum.fill(0.0);
             for k in 0..tokens {
-                let row = b * tokens + k;
-                active.copy_from_slice(&told[row * width..][..width]);
+                let (row, place) = (b * tokens + k, b * tokens + frame.place(k));
+                active.copy_from_slice(&told[place * width..][..width]);
                 add(active, sum);
                 if !k.is_multiple_of(frame.side) {
                     add(active, part(drawn[k - 1], 1));
@@ -165,7 +180,7 @@ impl Tape {
                 }
                 super::linear::relu_in_place(active);
                 let logits = &mut logits[k * entries..][..entries];
-                scores(&alone[row * entries..][..entries], weight, active, logits);
+                scores(&alone[place * entries..][..entries], weight, active, logits);
                 add_gumbel(logits, &bits.all::<u32>()[row * entries..][..entries], 1.0, noisy);
                 drawn[k] = argmax(noisy) as u32;
                 add(sum, part(drawn[k], 0));
@@ -190,15 +205,16 @@ impl Tape {
         out: &Block,
         kept: Option<Block>,
     ) -> Result<Option<Block>> {
-        let FrameDraw { alone, told, table, weight, side } = *frame;
+        let FrameDraw { alone, told, table, weight, side, patch } = *frame;
         let &[batch, tokens, width] = told.dims() else { return Ok(kept) };
-        let grid = Grid { shared: 4 * tokens, ..Grid::blocks(batch) };
+        let grid = Grid { shared: 4 * side * WIDEST, ..Grid::blocks(batch) };
         let logits = kept.as_ref().map_or(View::NOTHING, |kept| View::new(kept.at(), DType::F32));
         let entries = alone.shape().last();
         let [alone, told, table, weight] = [alone, told, table, weight].map(|x| self.view(x));
         let (at, state, site) = (out.at(), self.state(), site.number() as usize);
         kernels::draw_frame(
-            gpu, grid, at, logits, alone, told, table, weight, tokens, side, width, entries, state, site,
+            gpu, grid, at, logits, alone, told, table, weight, tokens, side, patch, width, entries, state,
+            site,
         )?;
         Ok(kept)
     }
@@ -295,31 +311,39 @@ mod tests {
     /// The draws are those of the logits, and the logits those of the drawn tokens.
     #[test]
     fn draws_follow_what_was_drawn() {
-        draws(64, 6, 3, 8, 5);
+        draws(64, (6, 3, 1), 8, 5);
+        draws(16, (24, 6, 2), 8, 5);
+        draws(7, (18, 3, 3), 5, 7);
     }
 
     /// More than a GPU's threads keep, and as many channels as they can.
     #[test]
     fn draws_from_many_entries() {
-        draws(3, 4, 2, WIDEST, 513);
-        draws(2, 9, 3, 20, 600);
+        draws(3, (4, 2, 1), WIDEST, 513);
+        draws(2, (9, 3, 1), 20, 600);
+        draws(2, (8, 2, 2), WIDEST, 600);
     }
 
-    fn draws(batch: usize, tokens: usize, side: usize, width: usize, entries: usize) {
+    fn draws(batch: usize, (tokens, side, patch): (usize, usize, usize), width: usize, entries: usize) {
+        let lie = (tokens, side, patch);
         let device = Device::under_test(2).unwrap();
         let mut stepper = Stepper::new(&device, Key::new(5, 1));
         let (drawn, logits, again) = stepper
             .infer(|tape| -> Result<_> {
-                let alone = constant(tape, &values(batch * tokens * entries, 3), [batch, tokens, entries]);
-                let told = constant(tape, &values(batch * tokens * width, 0), [batch, tokens, width]);
+                let of_all = values(batch * tokens * entries, 3);
+                let alone = constant(tape, &by_patch(&of_all, entries, lie), [batch, tokens, entries]);
+                let of_sums = values(batch * tokens * width, 0);
+                let told = constant(tape, &by_patch(&of_sums, width, lie), [batch, tokens, width]);
                 let table = values(entries * 3 * width, 1).iter().map(|x| 0.5 * x).collect::<Vec<_>>();
                 let table = constant(tape, &table, [entries, 3 * width]);
                 let weight = values(entries * width, 2).iter().map(|x| 2.0 * x).collect::<Vec<_>>();
                 let weight = constant(tape, &weight, [entries, width]);
-                let (drawn, logits) =
-                    tape.draw_frame(&FrameDraw { alone, told, table, weight, side }, true)?;
+                let draw = FrameDraw { alone, told, table, weight, side, patch };
+                let (drawn, logits) = tape.draw_frame(&draw, true)?;
                 let rows = tape.embedding(table, drawn)?;
                 let earlier = tape.earlier(rows, side)?;
+                let told = constant(tape, &of_sums, [batch, tokens, width]);
+                let alone = constant(tape, &of_all, [batch, tokens, entries]);
                 let active = tape.add(told, earlier)?;
                 let active = tape.relu(active)?;
                 let more = tape.linear(active, weight, None, crate::Activation::None)?;
@@ -338,20 +362,35 @@ mod tests {
         assert!(seen == entries || batch * tokens < 4 * entries, "{seen}");
     }
 
+    /// Of each token of each frame, row by row, -> patch by patch.
+    fn by_patch(x: &[f32], inner: usize, (tokens, side, patch): (usize, usize, usize)) -> Vec<f32> {
+        let mut out = Vec::with_capacity(x.len());
+        for frame in x.chunks_exact(tokens * inner) {
+            let patches = (0..tokens / side / patch).flat_map(|y| (0..side / patch).map(move |x| (y, x)));
+            for (y, x) in patches {
+                for (dy, dx) in (0..patch).flat_map(|dy| (0..patch).map(move |dx| (dy, dx))) {
+                    let token = (y * patch + dy) * side + x * patch + dx;
+                    out.extend(&frame[token * inner..][..inner]);
+                }
+            }
+        }
+        out
+    }
+
     #[test]
     fn shapes_that_do_not_fit_are_errors() {
         let device = Device::under_test(1).unwrap();
         let mut stepper = Stepper::new(&device, Key::new(5, 1));
-        let mut refused = |width: usize, entries: usize| {
+        let mut refused = |width: usize, entries: usize, patch: usize| {
             let drawn = stepper.infer(|tape| -> Result<_> {
                 let alone = constant(tape, &values(2, 0), [1, 1, 2]);
                 let told = constant(tape, &values(width, 0), [1, 1, width]);
                 let table = constant(tape, &values(entries * 3 * width, 1), [entries, 3 * width]);
                 let weight = constant(tape, &values(2 * width, 2), [2, width]);
-                tape.draw_frame(&FrameDraw { alone, told, table, weight, side: 1 }, false).map(|_| ())
+                tape.draw_frame(&FrameDraw { alone, told, table, weight, side: 1, patch }, false).map(|_| ())
             });
             drawn.unwrap_err().to_string().contains("draw of a frame")
         };
-        assert!(refused(3, 1) && refused(WIDEST + 1, 2));
+        assert!(refused(3, 1, 1) && refused(WIDEST + 1, 2, 1) && refused(3, 2, 0) && refused(3, 2, 2));
     }
 }

@@ -128,7 +128,8 @@ extern "C" __global__ void cache_attention(View out, View q, View keys, View val
     }
 }
 
-// The same in bf16 for heads of 64 and several new tokens at once: a block per head, sequence and BLOCK_ROWS new tokens. Its four warps share the keys, 16 at
+// Both in bf16, for heads of 64 and several new tokens at once, whose queries, keys and values lie in rows of `stride`: a block per head, sequence and
+// BLOCK_ROWS new tokens, which it also writes into the cache. New keys and values are read where they come from. Its four warps share the keys, 16 at
 // a time, and no warp shares values with another, so they come straight from memory: 16 bytes per lane. A product may take its inputs in any order, so
 // that a lane's eight channels are two of each step of the product with the keys, and one of each column group of the product with the values.
 #define BLOCK_ROWS 32
@@ -136,17 +137,28 @@ extern "C" __global__ void cache_attention(View out, View q, View keys, View val
 // Floats from a row of shares to the next.
 #define SHARE_PITCH 68
 
-extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS) block_attention(u16* out, const u16* q, const u16* keys, const u16* values, u32 tokens,
-    u32 heads, u32 capacity, u32 past, u32 block, float scale) {
+extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 3) block_attention(u16* out, const u16* q, const u16* k, const u16* v, u16* keys,
+    u16* values, u32 tokens, u32 heads, u32 stride, u32 capacity, u32 past, u32 block, float scale) {
     __shared__ __align__(16) float shares[BLOCK_WARPS][BLOCK_ROWS * SHARE_PITCH];
     __shared__ float bests[BLOCK_WARPS][BLOCK_ROWS], totals[BLOCK_WARPS][BLOCK_ROWS];
     const float NOTHING = -1e30f;
     u32 head = blockIdx.x % heads, image = blockIdx.x / heads, first = blockIdx.y * BLOCK_ROWS, width = heads * 64;
     u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    size_t from = (size_t)image * tokens * width + head * 64;
+    size_t from = (size_t)image * tokens * stride + head * 64;
+    q += from;
+    k += from;
+    v += from;
     keys += (size_t)blockIdx.x * capacity * 64;
     values += (size_t)blockIdx.x * capacity * 64;
-    u32 end = reach(past + min(first + BLOCK_ROWS, tokens) - 1, past + tokens, block);
+    u32 last = min(first + BLOCK_ROWS, tokens), end = reach(past + last - 1, past + tokens, block);
+    for (u32 i = threadIdx.x; i < (last - first) * 8; i += blockDim.x) {
+        u32 row = first + i / 8, c = i % 8 * 8;
+        *(uint4*)(keys + (size_t)(past + row) * 64 + c) = *(const uint4*)(k + (size_t)row * stride + c);
+        *(uint4*)(values + (size_t)(past + row) * 64 + c) = *(const uint4*)(v + (size_t)row * stride + c);
+    }
+    auto row_of = [&](const u16* cached, const u16* fresh, u32 position) {
+        return position < past ? cached + (size_t)position * 64 : fresh + (size_t)(position - past) * stride;
+    };
 
     // Rows 16 m + g and 8 further; those that do not exist are copies of the last one.
     uint4 query[2][2][2];
@@ -157,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS) block_attention(u
         for (int r = 0; r < 2; r++) {
             u32 row = min(first + 16 * m + 8 * r + g, tokens - 1);
             seen[m][r] = reach(past + row, past + tokens, block);
-            const u16* at = q + from + (size_t)row * width + 8 * t;
+            const u16* at = q + (size_t)row * stride + 8 * t;
             query[m][r][0] = *(const uint4*)at;
             query[m][r][1] = *(const uint4*)(at + 32);
         }
@@ -170,16 +182,23 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS) block_attention(u
             best[m][r] = NOTHING;
             total[m][r] = 0.0f;
         }
-    for (u32 start = 16 * warp; start < end; start += 16 * BLOCK_WARPS) {
-        uint4 key[2][2], value[4];
+    uint4 key[2][2], value[4];
+    auto fetch_keys = [&](u32 start) {
 #pragma unroll
         for (int n = 0; n < 2; n++) {
-            const u16* at = keys + (size_t)min(start + 8 * n + g, end - 1) * 64 + 8 * t;
+            const u16* at = row_of(keys, k, min(start + 8 * n + g, end - 1)) + 8 * t;
             key[n][0] = *(const uint4*)at;
             key[n][1] = *(const uint4*)(at + 32);
         }
+    };
+    auto fetch_values = [&](u32 start) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) value[i] = *(const uint4*)(values + (size_t)min(start + 2 * t + (i & 1) + 8 * (i >> 1), end - 1) * 64 + 8 * g);
+        for (int i = 0; i < 4; i++) value[i] = *(const uint4*)(row_of(values, v, min(start + 2 * t + (i & 1) + 8 * (i >> 1), end - 1)) + 8 * g);
+    };
+    fetch_keys(16 * warp);
+    fetch_values(16 * warp);
+    for (u32 start = 16 * warp; start < end; start += 16 * BLOCK_WARPS) {
+        const u32 next = start + 16 * BLOCK_WARPS;
         u32 weights[2][4];
 #pragma unroll
         for (int m = 0; m < 2; m++) {
@@ -189,9 +208,9 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS) block_attention(u
                 s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    uint4 a = query[m][0][half], b = query[m][1][half], k = key[n][half];
-                    multiply(s[n], a.x, b.x, a.y, b.y, k.x, k.y);
-                    multiply(s[n], a.z, b.z, a.w, b.w, k.z, k.w);
+                    uint4 a = query[m][0][half], b = query[m][1][half], c = key[n][half];
+                    multiply(s[n], a.x, b.x, a.y, b.y, c.x, c.y);
+                    multiply(s[n], a.z, b.z, a.w, b.w, c.z, c.w);
                 }
             }
 #pragma unroll
@@ -224,6 +243,8 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS) block_attention(u
                 }
             }
         }
+        // The next ones come while what is left of these is used.
+        fetch_keys(next);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             u32 part[4];
@@ -233,6 +254,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS) block_attention(u
 #pragma unroll
             for (int m = 0; m < 2; m++) multiply(blend[m][j], weights[m][0], weights[m][1], weights[m][2], weights[m][3], b0, b1);
         }
+        fetch_values(next);
     }
 #pragma unroll
     for (int m = 0; m < 2; m++)
@@ -269,6 +291,6 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS) block_attention(u
             low += share * shares[w][row * SHARE_PITCH + column];
             high += share * shares[w][row * SHARE_PITCH + column + 1];
         }
-        *(u32*)(out + from + (size_t)(first + row) * width + column) = narrow_pair(low / sum, high / sum);
+        *(u32*)(out + ((size_t)image * tokens + first + row) * width + head * 64 + column) = narrow_pair(low / sum, high / sum);
     }
 }

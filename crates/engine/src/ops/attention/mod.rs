@@ -7,7 +7,7 @@ mod packed;
 
 pub(super) use cpu::softmax;
 pub(crate) use flash::FLASH_HEAD;
-pub(crate) use packed::SelfAttention;
+pub(crate) use packed::{Layers, SelfAttention, project};
 
 use super::Backward;
 use crate::backend::Backend;

@@ -23,7 +23,7 @@ pub(crate) struct SelfAttention {
 }
 
 /// Weight and bias of keys, queries and values: as the world model declares them, so that their gradients are one batch.
-type Layers = [[Tensor; 2]; 3];
+pub(crate) type Layers = [[Tensor; 2]; 3];
 
 impl Tape {
     /// Causal multi-head attention of x to itself, with dropout on the attention weights: x [B, T, D], and weight [D, D] and bias `[D]` of queries,
@@ -59,17 +59,21 @@ impl Tape {
         dropout: f32,
     ) -> Option<Setup> {
         let &[batch, time, width] = x.dims() else { return None };
-        let fits = |[weight, bias]: &[Tensor; 2]| {
-            weight.dims() == [width, width]
-                && bias.dims() == [width]
-                && self.check_f32("self-attention", &[x, *weight]).is_ok()
-                && self.check_exact("self-attention", &[*bias]).is_ok()
-        };
+        let fits = |layer: &[Tensor; 2]| self.is_square_layer(x, layer);
         let block = block.min(time);
         let setup = Setup { batch, time, width, heads, block, dropout, site: self.key.site(0) };
         let valid = heads > 0 && width % heads == 0 && block > 0 && (0.0..1.0).contains(&dropout);
         (valid && !x.shape().is_empty() && setup.is_flash(self.float()) && layers.iter().all(fits))
             .then_some(setup)
+    }
+
+    /// Whether x [.., D] can go through a linear layer [D, D] with a bias.
+    pub(crate) fn is_square_layer(&self, x: Tensor, [weight, bias]: &[Tensor; 2]) -> bool {
+        let width = x.shape().last();
+        weight.dims() == [width, width]
+            && bias.dims() == [width]
+            && self.check_f32("self-attention", &[x, *weight]).is_ok()
+            && self.check_exact("self-attention", &[*bias]).is_ok()
     }
 
     fn gpu_self_attention(
@@ -83,19 +87,7 @@ impl Tape {
             setup.site = self.next_site();
         }
         let (rows, width, wide) = (setup.batch * setup.time, setup.width, 3 * setup.width);
-        let packed = self.pack(gpu, &layers, width)?;
-        let projected = self.alloc(rows * wide, DType::BF16)?;
-        let input = self.gpu_operand(gpu, x, DType::BF16)?;
-        gpu.product(&Product {
-            bias: Some(packed.at() + 2 * (wide * width) as u64),
-            ..Product::new(
-                (rows, wide, width),
-                Matrix::rows(input.at, DType::BF16, width),
-                Matrix::transposed(packed.at(), DType::BF16, width),
-                Matrix::rows(projected.at(), DType::BF16, wide),
-            )
-        })?;
-        self.release(input);
+        let (packed, projected) = project(self, gpu, x, &layers)?;
         let out = self.alloc(rows * width, DType::BF16)?;
         let normaliser = self.alloc(rows * setup.heads, DType::F32)?;
         let inputs = side_by_side(projected.at(), width);
@@ -112,32 +104,41 @@ impl Tape {
         }
         Ok(out)
     }
+}
 
-    /// The weights and biases one after the other.
-    fn pack(&mut self, gpu: &Gpu, layers: &Layers, width: usize) -> Result<Block> {
-        let packed = self.alloc(3 * width * (width + 1), DType::BF16)?;
-        let [weights, biases] =
-            [0, 1].map(|part| layers.map(|layer| self.gpu_operand(gpu, layer[part], DType::BF16)));
-        let ([w0, w1, w2], [b0, b1, b2]) = (weights, biases);
-        let (weights, biases) = ([w0?, w1?, w2?], [b0?, b1?, b2?]);
-        let grid = Grid::elements(gpu, 3 * width * (width + 1) / 2);
-        let ([w0, w1, w2], [b0, b1, b2]) = (&weights, &biases);
-        kernels::pack_layers(
-            gpu,
-            grid,
-            packed.at(),
-            w0.at,
-            w1.at,
-            w2.at,
-            b0.at,
-            b1.at,
-            b2.at,
-            width * width,
-            width,
-        )?;
-        weights.into_iter().chain(biases).for_each(|operand| self.release(operand));
-        Ok(packed)
-    }
+/// x [.., D] -> keys, queries and values side by side, [rows, 3 D], in bf16. Returns the layers' weights and biases one after the other as well.
+pub(crate) fn project(tape: &mut Tape, gpu: &Gpu, x: Tensor, layers: &Layers) -> Result<(Block, Block)> {
+    let (rows, width) = (x.shape().rows(), x.shape().last());
+    let wide = 3 * width;
+    let packed = pack(tape, gpu, layers, width)?;
+    let projected = tape.alloc(rows * wide, DType::BF16)?;
+    let input = tape.gpu_operand(gpu, x, DType::BF16)?;
+    gpu.product(&Product {
+        bias: Some(packed.at() + 2 * (wide * width) as u64),
+        ..Product::new(
+            (rows, wide, width),
+            Matrix::rows(input.at, DType::BF16, width),
+            Matrix::transposed(packed.at(), DType::BF16, width),
+            Matrix::rows(projected.at(), DType::BF16, wide),
+        )
+    })?;
+    tape.release(input);
+    Ok((packed, projected))
+}
+
+/// The weights and biases one after the other.
+fn pack(tape: &mut Tape, gpu: &Gpu, layers: &Layers, width: usize) -> Result<Block> {
+    let packed = tape.alloc(3 * width * (width + 1), DType::BF16)?;
+    let [weights, biases] =
+        [0, 1].map(|part| layers.map(|layer| tape.gpu_operand(gpu, layer[part], DType::BF16)));
+    let ([w0, w1, w2], [b0, b1, b2]) = (weights, biases);
+    let (weights, biases) = ([w0?, w1?, w2?], [b0?, b1?, b2?]);
+    let grid = Grid::elements(gpu, 3 * width * (width + 1) / 2);
+    let ([w0, w1, w2], [b0, b1, b2]) = (&weights, &biases);
+    let (at, weight, bias) = (packed.at(), width * width, width);
+    kernels::pack_layers(gpu, grid, at, w0.at, w1.at, w2.at, b0.at, b1.at, b2.at, weight, bias)?;
+    weights.into_iter().chain(biases).for_each(|operand| tape.release(operand));
+    Ok(packed)
 }
 
 /// Keys, queries and values, or their gradients, in rows of [3 D].

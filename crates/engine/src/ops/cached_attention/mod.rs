@@ -1,5 +1,6 @@
 //! Attention of new tokens to cached keys and values: how a transformer decodes one token, or one block of tokens, at a time.
 
+mod packed;
 #[cfg(test)]
 mod tests;
 
@@ -67,6 +68,11 @@ impl KvCache {
             }
         }
         Ok(())
+    }
+
+    /// Whether the kernel for blocks of new tokens takes it.
+    fn is_blocks_of(&self, dtype: DType) -> bool {
+        self.block > 1 && dtype == DType::BF16 && self.head_width == FLASH_HEAD
     }
 
     /// Elements of one layer's keys, and of its values.
@@ -235,21 +241,18 @@ impl Tape {
         let &Place { cache, start, at: past, tokens } = place;
         let KvCache { batch, heads, head_width: d, capacity, .. } = *cache;
         let dtype = self.float();
+        if cache.is_blocks_of(dtype) {
+            let [q, k, v] = [q, k, v].map(|x| self.gpu_operand(gpu, x, dtype));
+            let (q, k, v) = (q?, k?, v?);
+            self.gpu_block_attention(gpu, [q.at, k.at, v.at], heads * d, place, out)?;
+            [q, k, v].into_iter().for_each(|operand| self.release(operand));
+            return Ok(());
+        }
         let [keys, values] = self.cache_at(cache, start)?.map(|at| View::new(at, dtype));
         let (n, k, v) = (q.len(), self.view(k), self.view(v));
         let grid = Grid::elements(gpu, n);
         kernels::cache_append(gpu, grid, keys, values, k, v, tokens, heads, d, capacity, past, n)?;
         let (block, scale) = (cache.block, 1.0 / (d as f32).sqrt());
-        if block > 1 && dtype == DType::BF16 && d == FLASH_HEAD {
-            let q = self.gpu_operand(gpu, q, dtype)?;
-            let grid = Grid { blocks: (batch * heads, tokens.div_ceil(BLOCK_ROWS)), threads: 128, shared: 0 };
-            let (out, keys, values) = (out.at(), keys.at, values.at);
-            kernels::block_attention(
-                gpu, grid, out, q.at, keys, values, tokens, heads, capacity, past, block, scale,
-            )?;
-            self.release(q);
-            return Ok(());
-        }
         kernels::cache_attention(
             gpu,
             // Whole vectors of shared memory: the compiler reads weights four at a time.
@@ -265,6 +268,41 @@ impl Tape {
             tokens,
             heads,
             d,
+            capacity,
+            past,
+            block,
+            scale,
+        )
+    }
+}
+
+impl Tape {
+    /// Queries, keys and values of new tokens lie in rows of `stride` numbers.
+    fn gpu_block_attention(
+        &mut self,
+        gpu: &Gpu,
+        [q, k, v]: [u64; 3],
+        stride: usize,
+        place: &Place,
+        out: &Block,
+    ) -> Result<()> {
+        let &Place { cache, start, at: past, tokens } = place;
+        let KvCache { batch, heads, head_width, capacity, block, .. } = *cache;
+        let [keys, values] = self.cache_at(cache, start)?;
+        let grid = Grid { blocks: (batch * heads, tokens.div_ceil(BLOCK_ROWS)), threads: 128, shared: 0 };
+        let scale = 1.0 / (head_width as f32).sqrt();
+        kernels::block_attention(
+            gpu,
+            grid,
+            out.at(),
+            q,
+            k,
+            v,
+            keys,
+            values,
+            tokens,
+            heads,
+            stride,
             capacity,
             past,
             block,

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::testing::{constant, values};
-use crate::{Key, Stepper};
+use crate::{Activation, Key, Stepper};
 
 /// Appending tokens in any portions gives what attention over the whole sequence gives.
 #[test]
@@ -91,6 +91,55 @@ fn blocks_equal_the_whole_sequence() -> Result<()> {
                 }
                 start += tokens;
             }
+        }
+    }
+    Ok(())
+}
+
+/// Queries, keys and values of one input, on a GPU one product.
+#[test]
+fn new_tokens_attend_to_themselves_and_the_cache() -> Result<()> {
+    let device = Device::under_test(2)?;
+    for (batch, heads, d, block, count) in [(3, 2, 6, 3, 3), (2, 3, 64, 17, 4), (1, 2, 64, 40, 2)] {
+        let (time, width) = (block * count, heads * d);
+        let x = device.float_buffer("x", [batch, time, width])?;
+        let mut stepper = Stepper::new(&device, Key::new(0, 0));
+        let scaled = |length: usize, i: usize, by: f32| -> Vec<f32> {
+            values(length, i).iter().map(|x| x * by).collect()
+        };
+        let layers = |tape: &mut Tape| {
+            [1, 2, 3].map(|i| {
+                let weight = scaled(width * width, i, 2.0 / (width as f32).sqrt());
+                [constant(tape, &weight, [width, width]), constant(tape, &scaled(width, i, 0.1), [width])]
+            })
+        };
+        let whole = stepper.infer(|tape| -> Result<Vec<f32>> {
+            let input = constant(tape, &values(batch * time * width, 0), [batch, time, width]);
+            tape.store(&x, 0, input)?;
+            let x = tape.buffer(&x)?;
+            let [q, k, v] = layers(tape).map(|[w, b]| tape.linear(x, w, Some(b), Activation::None));
+            let out = tape.block_causal_attention(q?, k?, v?, heads, block, 0.0)?;
+            tape.read(out)
+        })?;
+        let cache = KvCache::new(&device, 2, batch, heads, d, time + 3)?.in_blocks(block);
+        let limit = if device.float_size() == 2 { 3e-2 } else { 1e-5 };
+        let mut start = 0;
+        for blocks in [1, count - 1] {
+            let tokens = blocks * block;
+            let part = stepper.infer(|tape| -> Result<Vec<f32>> {
+                let x = tape.buffer(&x)?;
+                let x = tape.slice(x, 1, start, start + tokens)?;
+                let layers = layers(tape);
+                let out = tape.cached_self_attention(x, layers, &cache, 1, start)?;
+                tape.read(out)
+            })?;
+            for (i, got) in part.chunks_exact(width).enumerate() {
+                let at = (i / tokens * time + start + i % tokens) * width;
+                for (g, w) in got.iter().zip(&whole[at..]) {
+                    assert!((g - w).abs() < limit, "{g} against {w}: {d} {block} {start} {i}");
+                }
+            }
+            start += tokens;
         }
     }
     Ok(())

@@ -99,20 +99,15 @@ impl Tape {
         layer: usize,
         at: usize,
     ) -> Result<Tensor> {
-        let linear = |tape: &mut Tape, h, [weight, bias]: [Tensor; 2], activation| {
-            tape.linear(h, weight, Some(bias), activation)
-        };
         let [gain, shift] = block.attention_norm;
         let h = self.layer_norm(x, gain, shift, block.epsilon)?;
-        let q = linear(self, h, block.query, Activation::None)?;
-        let k = linear(self, h, block.key, Activation::None)?;
-        let v = linear(self, h, block.value, Activation::None)?;
-        let h = self.cached_attention(q, k, v, cache, layer, at)?;
+        let h = self.cached_self_attention(h, [block.query, block.key, block.value], cache, layer, at)?;
         let [weight, bias] = block.projection;
         let x = self.linear_residual(h, weight, Some(bias), x)?;
         let [gain, shift] = block.mlp_norm;
         let h = self.layer_norm(x, gain, shift, block.epsilon)?;
-        let h = linear(self, h, block.expand, Activation::Gelu)?;
+        let [weight, bias] = block.expand;
+        let h = self.linear(h, weight, Some(bias), Activation::Gelu)?;
         let [weight, bias] = block.contract;
         self.linear_residual(h, weight, Some(bias), x)
     }
