@@ -286,12 +286,23 @@ impl ActorCritic {
         })
     }
 
-    /// Hidden state [.., hidden], features [.., F] -> action logits [.., A] and values [..].
+    /// What actor and critic look at.
+    fn seen(&self, tape: &mut Tape, hidden: Tensor, features: Tensor) -> Result<Tensor> {
+        match self.config.skip {
+            true => tape.concat(&[hidden, features], hidden.shape().rank() - 1),
+            false => Ok(hidden),
+        }
+    }
+
+    /// Hidden state [.., hidden], features [.., F] -> action logits [.., A]: what a policy needs that is not judged.
+    pub fn act(&self, tape: &mut Tape, hidden: Tensor, features: Tensor) -> Result<Tensor> {
+        let seen = self.seen(tape, hidden, features)?;
+        self.actor.forward(tape, self.params(), seen)
+    }
+
+    /// The same with the values [..].
     pub fn decide(&self, tape: &mut Tape, hidden: Tensor, features: Tensor) -> Result<Policy> {
-        let seen = match self.config.skip {
-            true => tape.concat(&[hidden, features], hidden.shape().rank() - 1)?,
-            false => hidden,
-        };
+        let seen = self.seen(tape, hidden, features)?;
         let logits = self.actor.forward(tape, self.params(), seen)?;
         let values = self.critic.forward(tape, self.params(), seen)?;
         match self.config.values {

@@ -279,13 +279,17 @@ impl Dreamer {
             let sight = look(tape, agent, t, (state, trajectories), shown)?;
             let lstm = Lstm { hidden: tape.buffer(hidden)?, cell: tape.buffer(cell)? };
             let lstm = agent.actor_critic.remember(tape, sight.gates, lstm)?;
-            let policy = match by_policy || details.is_some() {
-                true => Some(agent.actor_critic.decide(tape, lstm.hidden, sight.features)?),
-                false => None,
+            let policy = match details {
+                Some(_) => Some(agent.actor_critic.decide(tape, lstm.hidden, sight.features)?),
+                None => None,
             };
-            let action = match policy {
-                Some(policy) if by_policy => tape.sample_at(policy.logits, temperature)?,
-                _ => tape.buffer(given)?,
+            let action = match (by_policy, policy) {
+                (false, _) => tape.buffer(given)?,
+                (true, Some(policy)) => tape.sample_at(policy.logits, temperature)?,
+                (true, None) => {
+                    let logits = agent.actor_critic.act(tape, lstm.hidden, sight.features)?;
+                    tape.sample_at(logits, temperature)?
+                }
             };
             tape.store_step(&trajectories.actions, t, action)?;
             tape.store(hidden, 0, lstm.hidden)?;

@@ -235,15 +235,15 @@ mod tests {
         );
     }
 
-    const FAST: [&str; 46] = [
+    const FAST: [&str; 50] = [
         "actor_critic.horizon=12",
         "actor_critic.returns.gamma=0.99",
         "actor_critic.returns.scale=\"percentiles\"",
         "actor_critic.schedule.batch=128",
         "actor_critic.schedule.learning_rate=0.0002",
         "actor_critic.schedule.max_grad_norm=3.0",
-        "actor_critic.schedule.start_after=25",
-        "actor_critic.schedule.updates=80",
+        "actor_critic.schedule.start_after=12",
+        "actor_critic.schedule.updates=100",
         "agent.actor_critic.channels=[64, 64, 64]",
         "agent.actor_critic.dense=512",
         "agent.actor_critic.previous_action=true",
@@ -264,8 +264,11 @@ mod tests {
         "agent.world_model.patch=2",
         "agent.world_model.steps=16",
         "agent.world_model.width=384",
-        "epochs=540",
-        "evaluation.every=50",
+        "collection.envs=4",
+        "collection.epochs=250",
+        "collection.steps=400",
+        "epochs=260",
+        "evaluation.every=65",
         "replay.sampling=\"steps\"",
         "tokenizer.moving_weight=30.0",
         "tokenizer.perceptual=\"none\"",
@@ -273,14 +276,15 @@ mod tests {
         "tokenizer.schedule.final_learning_rate=0.00005",
         "tokenizer.schedule.first_updates=2000",
         "tokenizer.schedule.learning_rate=0.0003",
-        "tokenizer.schedule.updates=45",
+        "tokenizer.schedule.start_after=3",
+        "tokenizer.schedule.updates=70",
         "tokenizer.squared_weight=10.0",
         "world_model.schedule.batch=32",
         "world_model.schedule.first_updates=1500",
         "world_model.schedule.learning_rate=0.0002",
         "world_model.schedule.max_grad_norm=3.0",
-        "world_model.schedule.start_after=15",
-        "world_model.schedule.updates=100",
+        "world_model.schedule.start_after=8",
+        "world_model.schedule.updates=150",
         "world_model.weight_decay=0.05",
     ];
 
