@@ -235,7 +235,7 @@ mod tests {
         );
     }
 
-    const FAST: [&str; 50] = [
+    const FAST: [&str; 49] = [
         "actor_critic.horizon=12",
         "actor_critic.returns.gamma=0.99",
         "actor_critic.returns.scale=\"percentiles\"",
@@ -248,7 +248,6 @@ mod tests {
         "agent.actor_critic.dense=512",
         "agent.actor_critic.previous_action=true",
         "agent.actor_critic.sees=\"codes\"",
-        "agent.actor_critic.values=\"symlog-bins\"",
         "agent.tokenizer.attention_sizes=[]",
         "agent.tokenizer.channels=32",
         "agent.tokenizer.embedding=3",
