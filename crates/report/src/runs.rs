@@ -132,8 +132,7 @@ pub fn load(folder: &Path, games: &Games) -> Result<Option<Run>, ReportError> {
     let bad =
         |line: usize, why: &str| ReportError::Metrics { path: path.clone(), line, why: why.to_string() };
     let mut points: Vec<Point> = Vec::new();
-    let mut last = None;
-    let mut epochs = 0;
+    let (mut last, mut epochs, mut played) = (None, 0, None);
     for (index, line) in metrics.split_inclusive('\n').enumerate() {
         // The last line of a run that is still writing.
         if !line.ends_with('\n') {
@@ -143,6 +142,8 @@ pub fn load(folder: &Path, games: &Games) -> Result<Option<Run>, ReportError> {
         let record: Value = serde_json::from_str(line).map_err(|_| bad(number, "not a JSON object"))?;
         let key = |name: &str| record.get(name).and_then(Value::as_f64);
         epochs = key("epoch").map_or(epochs, |epoch| epoch as u64);
+        // Epochs that only learn, such as a run's last ones, say nothing about it.
+        played = key("collection/steps").or(played);
         let Some(value) = record.get("evaluation/return") else { continue };
         let Some(score) = value.as_f64() else {
             return Err(bad(number, "evaluation/return is not a number; leave the run out"));
@@ -151,7 +152,7 @@ pub fn load(folder: &Path, games: &Games) -> Result<Option<Run>, ReportError> {
         let Some(normalised) = reference.or(key("evaluation/progress")) else {
             return Err(ReportError::UnknownGames { path: path.clone(), games: game });
         };
-        if let Some(steps) = key("collection/steps") {
+        if let Some(steps) = played {
             // A run continued from an earlier epoch overwrites what came after it.
             points.truncate(points.partition_point(|point| point.steps < steps));
             points.push(Point { steps, normalised });

@@ -266,6 +266,23 @@ fn the_newest_run_of_a_seed_counts() {
     assert!(notes(&report).contains("arcade/catch with seed 3 again"), "{}", notes(&report));
 }
 
+/// The last evaluation belongs to a curve too: epochs without play leave the steps where they were.
+#[test]
+fn evaluations_after_the_last_step_count() {
+    let scratch = Scratch::new("learnt-on");
+    let run = scratch.run("run", "Pong", 0, 3.0);
+    let metrics = run.join("metrics.jsonl");
+    let end = "{\"epoch\":3,\"tokenizer/train/total_loss\":0.5}\n{\"epoch\":4,\"evaluation/return\":9.0}\n";
+    std::fs::write(&metrics, std::fs::read_to_string(&metrics).unwrap() + end).unwrap();
+    let report = report(&[&run]).unwrap();
+    let curve = report["agents"][0]["curve"].as_array().unwrap();
+    let value = |i: usize| (curve[i]["steps"].as_f64().unwrap(), curve[i]["iqm"]["value"].as_f64().unwrap());
+    // Pong from -20.7 to 14.6.
+    assert_eq!(curve.len(), 2, "{curve:?}");
+    assert_eq!((value(0).0, value(1).0), (400.0, 800.0));
+    assert!((value(1).1 - 29.7 / 35.3).abs() < 1e-9, "{curve:?}");
+}
+
 #[test]
 fn runs_without_an_end() {
     let scratch = Scratch::new("unfinished");

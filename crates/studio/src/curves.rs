@@ -194,15 +194,24 @@ struct Run {
 /// Places on the x axis and values.
 type Points = Vec<(f64, f64)>;
 
-/// The epochs in which a metric was measured.
+/// The epochs in which a metric was measured. Of those with the same number of steps, as nothing was played between them, the last.
 fn points(columns: &Columns, metric: &str, axis: Axis) -> Points {
     let Some(values) = columns.values.get(metric) else { return Vec::new() };
-    let x = match axis {
-        Axis::Epoch => Some(&columns.epochs),
-        Axis::Steps => columns.values.get("collection/steps"),
+    let x: &[f64] = match axis {
+        Axis::Epoch => &columns.epochs,
+        Axis::Steps => columns.values.get("collection/steps").map_or(&[], Vec::as_slice),
     };
-    let points = x.into_iter().flatten().zip(values).map(|(x, y)| (*x, *y));
-    points.filter(|(x, y)| x.is_finite() && y.is_finite()).collect()
+    let (mut points, mut last) = (Points::new(), f64::NAN);
+    for (x, y) in x.iter().zip(values) {
+        last = if x.is_finite() { *x } else { last };
+        if last.is_finite() && y.is_finite() {
+            if points.last().is_some_and(|(x, _)| *x == last) {
+                points.pop();
+            }
+            points.push((last, *y));
+        }
+    }
+    points
 }
 
 /// Exponential moving average whose first values are not drawn towards zero.
@@ -331,6 +340,17 @@ mod tests {
         // Two runs are drawn as two of one, one of each, or two of the other.
         let interval = middle(&[2.0, 4.0], Band::Interval, "").unwrap();
         assert_eq!(interval, (Some(3.0), Some([2.0, 4.0])));
+    }
+
+    #[test]
+    fn epochs_without_play_have_the_steps_of_those_before() {
+        let (steps, loss) = (vec![100.0, 200.0, f64::NAN, f64::NAN], vec![4.0, 3.0, f64::NAN, 1.0]);
+        let mut columns = Columns::default();
+        columns.epochs = vec![1.0, 2.0, 3.0, 4.0];
+        columns.values = [("collection/steps".into(), steps), ("loss".into(), loss)].into();
+        assert_eq!(points(&columns, "loss", Axis::Steps), [(100.0, 4.0), (200.0, 1.0)]);
+        assert_eq!(points(&columns, "loss", Axis::Epoch), [(1.0, 4.0), (2.0, 3.0), (4.0, 1.0)]);
+        assert_eq!(points(&Columns::default(), "loss", Axis::Steps), []);
     }
 
     #[test]
