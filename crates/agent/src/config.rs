@@ -191,7 +191,7 @@ impl AgentConfig {
             groups: tokenizer.groups,
             width: world_model.width,
             heads: world_model.heads,
-            hidden: world_model.hidden(),
+            hidden: if world_model.kind == WorldModelKind::Token { world_model.hidden() } else { 0 },
         })
     }
 

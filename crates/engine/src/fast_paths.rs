@@ -14,7 +14,7 @@ pub struct NetworkShapes {
     pub width: usize,
     /// Heads of its attention.
     pub heads: usize,
-    /// Width of its hidden layers.
+    /// Width of its hidden layers; 0 for one that imagines no single tokens.
     pub hidden: usize,
 }
 
@@ -40,7 +40,9 @@ fn reasons(shapes: &NetworkShapes, dtype: DType) -> Vec<String> {
         reasons
             .push(format!("attention with heads of {head_width} stores its scores; heads of {best} do not"));
     }
-    if !decode::takes_shapes(width, head_width, hidden) {
+    if hidden == 0 {
+        // Whole frames go through it, for which there are no such kernels.
+    } else if !decode::takes_shapes(width, head_width, hidden) {
         reasons.push(format!(
             "an imagined token of width {width} with heads of {head_width} runs op by op; the fused kernels take heads of 64 and widths up to 512"
         ));
@@ -83,6 +85,7 @@ mod tests {
         let small = reasons(&NetworkShapes { width: 128, heads: 2, hidden: 512, ..PAPER }, DType::BF16);
         assert!(small.len() == 1 && small[0].contains("width 128 takes several kernels"), "{small:?}");
         assert!(reasons(&NetworkShapes { channels: 0, groups: 8, ..PAPER }, DType::BF16).is_empty());
+        assert!(reasons(&NetworkShapes { width: 384, heads: 6, hidden: 0, ..PAPER }, DType::BF16).is_empty());
         let heads = reasons(&NetworkShapes { heads: 8, ..PAPER }, DType::BF16);
         assert!(heads.len() == 2 && heads.iter().all(|reason| reason.contains("heads of 32")), "{heads:?}");
     }
