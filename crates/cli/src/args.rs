@@ -39,6 +39,7 @@ pub enum Command {
     Eval(EvalArgs),
     Dream(DreamArgs),
     Reconstruct(ReconstructArgs),
+    Foresee(ForeseeArgs),
     Record(RecordArgs),
     /// List the games, with their rules and reference scores.
     Envs,
@@ -248,6 +249,38 @@ pub struct PlayerArgs {
 
     #[command(flatten)]
     pub device: DeviceArgs,
+}
+
+/// Measure how well a world model foresees its game.
+///
+/// The agent plays evaluation games. From steps all over them it dreams on with the actions that were taken, and the dreams are compared with what followed.
+/// Prints a line per step: dreams that go on and those that say the end; rewards that came and how many of them were foreseen; rewards that were dreamt and how
+/// many of them are true; the mean absolute error of the frame (pixels from 0 to 1), beside that of the last given frame (still) and of the frame itself
+/// after encoding and decoding (kept). Before that, what the world model expects of the next frame where all before it is known.
+#[derive(clap::Args)]
+pub struct ForeseeArgs {
+    #[command(flatten)]
+    pub player: PlayerArgs,
+
+    /// Games, of 1,000 steps at most.
+    #[arg(long, default_value_t = 4, value_parser = up_to(1000))]
+    pub games: usize,
+
+    /// Stretches of these games, evenly spread.
+    #[arg(long, default_value_t = 64, value_parser = up_to(100_000))]
+    pub stretches: usize,
+
+    /// Frames that are given.
+    #[arg(long, default_value_t = 2, value_parser = up_to(1000))]
+    pub context: usize,
+
+    /// Steps to dream; by default as many as the world model remembers beside the context.
+    #[arg(long, value_parser = up_to(100_000))]
+    pub steps: Option<usize>,
+
+    /// Print one line of JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Draw frames of a game above what the tokenizer of each agent keeps of them.

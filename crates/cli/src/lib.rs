@@ -12,6 +12,7 @@ mod dream;
 mod eval;
 mod export_episodes;
 mod forecast;
+mod foresee;
 #[doc(hidden)]
 pub mod fuzzing;
 mod hub;
@@ -68,6 +69,7 @@ fn run(command: args::Command, roms: Option<&Path>) -> Result<Ended> {
         args::Command::Sweep(args) => return sweep::run(args.command, roms),
         args::Command::Eval(args) => eval::run(args)?,
         args::Command::Reconstruct(args) => reconstruct::run(args)?,
+        args::Command::Foresee(args) => foresee::run(args)?,
         args::Command::Record(args) => record::run(args)?,
         args::Command::Dream(args) => dream::run(args)?,
         args::Command::Envs => list_games(),
