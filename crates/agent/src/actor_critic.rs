@@ -294,7 +294,7 @@ impl ActorCritic {
         }
     }
 
-    /// Hidden state [.., hidden], features [.., F] -> action logits [.., A]: what a policy needs that is not judged.
+    /// Hidden state [.., hidden], features [.., F] -> action logits [.., A], without the critic.
     pub fn act(&self, tape: &mut Tape, hidden: Tensor, features: Tensor) -> Result<Tensor> {
         let seen = self.seen(tape, hidden, features)?;
         self.actor.forward(tape, self.params(), seen)

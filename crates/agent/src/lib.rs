@@ -46,7 +46,7 @@ pub use dream::{Asked, Attention, Dream, Frame, Logits, Moment, Snapshot};
 pub use episodes::{Archive, EpisodesError, export_dreams, export_episodes, join_episodes};
 pub use expectation::{Expectation, Read};
 pub use files::{FileError, write_atomically};
-pub use foresight::{Foreseen, Foresight, NextFrame};
+pub use foresight::{Foreseen, Foresight, Hits, NextFrame};
 pub use imagine::{Acting, Action, Context, Dreamer, Start, Trajectories};
 pub use layers::Network;
 pub use perceptual::Perceptual;

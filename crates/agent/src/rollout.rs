@@ -1,7 +1,7 @@
 //! Dreams that begin with steps that were really played, as rows of cells for pictures.
 
 use engine::{Device, Key, Result};
-use envs::{Game, Purpose};
+use envs::{Env, Game, Purpose};
 
 use crate::picture::Cell;
 use crate::{Acting, Action, Agent, Asked, Dream, Moment, PlayError, Player, episode_seed, evaluation_seed};
@@ -36,14 +36,54 @@ impl Stretch {
         env.reset(episode_seed(seed, 0))?;
         let mut played = Stretch::default();
         while played.cells.len() < steps && played.cells.last().is_none_or(|cell| !cell.end) {
-            let mut frame = vec![0; size * size * 3];
-            env.render(&mut frame);
-            let action = player.act(agent, &frame, temperature)?[0] as usize;
-            let step = env.step(action)?;
-            played.cells.push(Cell { frame, reward: step.reward, end: step.done(), given: false });
-            played.actions.push(action);
+            played.step(agent, env.as_mut(), &mut player, temperature)?;
         }
         Ok(played)
+    }
+
+    /// Plays `steps` steps of a game that no run with this seed collects, by training's rules: in Atari a lost life ends an episode. Returns the episodes.
+    pub fn play_episodes(
+        device: &Device,
+        agent: &Agent,
+        game: &Game,
+        temperature: f32,
+        seed: u64,
+        steps: usize,
+    ) -> Result<Vec<Stretch>, PlayError> {
+        let size = agent.config.tokenizer.frame_size;
+        let mut env = game.make(Purpose::Train, size)?;
+        let mut player = Player::new(device, agent, 1)?;
+        let seed = evaluation_seed(seed);
+        player.set_key(Key::new(seed, 1));
+        let mut episodes: Vec<Stretch> = Vec::new();
+        for _ in 0..steps {
+            if episodes.last().is_none_or(|episode| episode.cells.last().is_some_and(|cell| cell.end)) {
+                env.reset(episode_seed(seed, episodes.len()))?;
+                player.forget(0)?;
+                episodes.push(Stretch::default());
+            }
+            let Some(episode) = episodes.last_mut() else { break };
+            episode.step(agent, env.as_mut(), &mut player, temperature)?;
+        }
+        Ok(episodes)
+    }
+
+    /// The policy's next step.
+    fn step(
+        &mut self,
+        agent: &Agent,
+        env: &mut dyn Env,
+        player: &mut Player,
+        temperature: f32,
+    ) -> Result<(), PlayError> {
+        let size = agent.config.tokenizer.frame_size;
+        let mut frame = vec![0; size * size * 3];
+        env.render(&mut frame);
+        let action = player.act(agent, &frame, temperature)?[0] as usize;
+        let step = env.step(action)?;
+        self.cells.push(Cell { frame, reward: step.reward, end: step.done(), given: false });
+        self.actions.push(action);
+        Ok(())
     }
 
     /// At most `steps` steps from `start` on, and at most `burn_in` before it.

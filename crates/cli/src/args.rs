@@ -253,29 +253,39 @@ pub struct PlayerArgs {
 
 /// Measure how well a world model foresees its game.
 ///
-/// The agent plays evaluation games. From steps all over them it dreams on with the actions that were taken, and the dreams are compared with what followed.
-/// Prints a line per step: dreams that go on and those that say the end; rewards that came and how many of them were foreseen; rewards that were dreamt and how
-/// many of them are true; the mean absolute error of the frame (pixels from 0 to 1), beside that of the last given frame (still) and of the frame itself
-/// after encoding and decoding (kept). Before that, what the world model expects of the next frame where all before it is known.
+/// The agent plays games by training's rules. From steps all over them it dreams on with the actions that were taken, and the dreams are compared with what
+/// followed, a line per step:
+///
+/// rewards, ends    how many came, how many of them were foreseen at their very step, how many were dreamt, how many of those are true; in Atari a lost
+/// life ends an episode
+///
+/// error            of dreamt frames: mean absolute error of pixels from 0 to 1
+///
+/// still            the same if nothing had moved since the last given frame
+///
+/// kept             the same of the frame itself after encoding and decoding
+///
+/// Above them stands what the world model expects of the tokens of the next frame, given the frames before it and, unless tokens are drawn at once, the tokens
+/// before each in its own frame.
 #[derive(clap::Args)]
 pub struct ForeseeArgs {
     #[command(flatten)]
     pub player: PlayerArgs,
 
-    /// Games, of 1,000 steps at most.
-    #[arg(long, default_value_t = 4, value_parser = up_to(1000))]
+    /// Games, 1,000 steps of each.
+    #[arg(long, default_value_t = 4, value_parser = up_to(100_000))]
     pub games: usize,
 
     /// Stretches of these games, evenly spread.
-    #[arg(long, default_value_t = 64, value_parser = up_to(100_000))]
+    #[arg(long, default_value_t = 64, value_parser = up_to(1_000_000))]
     pub stretches: usize,
 
-    /// Frames that are given.
-    #[arg(long, default_value_t = 2, value_parser = up_to(1000))]
-    pub context: usize,
+    /// Frames that are given; by default as many as in training, but two at least.
+    #[arg(long, value_parser = up_to(1000))]
+    pub context: Option<usize>,
 
     /// Steps to dream; by default as many as the world model remembers beside the context.
-    #[arg(long, value_parser = up_to(100_000))]
+    #[arg(long, value_parser = up_to(1000))]
     pub steps: Option<usize>,
 
     /// Print one line of JSON.

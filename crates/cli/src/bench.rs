@@ -45,7 +45,14 @@ pub fn run(args: BenchArgs) -> Result<()> {
         say!("  slower than it could be: {reason}");
     }
     let cases = match (&preset, args.cases) {
-        (Some(_), _) => vec![BenchCase::Tokenizer, BenchCase::WorldModel, BenchCase::Behaviour],
+        (Some(preset), _) => {
+            let tokenizer = match preset.tokenizer.perceptual.as_str() {
+                "none" => BenchCase::Tokenizer,
+                // Weights cost nothing: a random network takes as long as a trained one.
+                _ => BenchCase::TokenizerPerceptual,
+            };
+            vec![tokenizer, BenchCase::WorldModel, BenchCase::Behaviour]
+        }
         (None, cases) if cases.is_empty() => BenchCase::value_variants().to_vec(),
         (None, cases) => cases,
     };

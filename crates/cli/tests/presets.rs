@@ -43,6 +43,23 @@ fn every_build_prints_every_config() {
     }
 }
 
+/// Their steps can be timed, also without the emulator.
+#[test]
+fn steps_of_presets_are_timed() {
+    let bench = |preset: &str| iris().args(["bench", "--repeats", "1", "--preset", preset]).output().unwrap();
+    for preset in ["tiny-fast", "atari-small"] {
+        let output = bench(preset);
+        assert!(output.status.success(), "{preset}: {}", stderr(&output));
+        let printed = String::from_utf8(output.stdout).unwrap();
+        let cases: Vec<&str> =
+            printed.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
+        assert_eq!(cases, ["tokenizer", "world-model", "behaviour"], "{preset}: {printed}");
+    }
+    let refused = bench("tiny-slow");
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stderr(&refused).contains("no preset is called `tiny-slow`"), "{}", stderr(&refused));
+}
+
 #[test]
 fn the_releases_settings_need_pretrained_weights() {
     let scratch = Scratch::new("release-preset");

@@ -40,13 +40,12 @@ fn reasons(shapes: &NetworkShapes, dtype: DType) -> Vec<String> {
         reasons
             .push(format!("attention with heads of {head_width} stores its scores; heads of {best} do not"));
     }
-    if hidden == 0 {
-        // Whole frames go through it, for which there are no such kernels.
-    } else if !decode::takes_shapes(width, head_width, hidden) {
+    let by_token = hidden > 0;
+    if by_token && !decode::takes_shapes(width, head_width, hidden) {
         reasons.push(format!(
             "an imagined token of width {width} with heads of {head_width} runs op by op; the fused kernels take heads of 64 and widths up to 512"
         ));
-    } else if !decode::takes_blocks(width, head_width, hidden) {
+    } else if by_token && !decode::takes_blocks(width, head_width, hidden) {
         reasons.push(format!(
             "an imagined token of width {width} takes several kernels; one kernel for whole frames takes width 256, heads of 64 and hidden layers of 1024"
         ));

@@ -76,7 +76,7 @@ pub use error::{Error, Result};
 pub use fast_paths::NetworkShapes;
 pub use ops::{
     Activation, DecodeBlock, DecodeHead, Decoder, FrameDraw, ImageAttention, ImageResidual, KvCache,
-    Levelled, Lstm, MOST_RANGED, Quantised, RunningRange, Stride, SymlogPlace, Temperature,
+    Levelled, Lstm, MOST_RANGED, Quantised, RunningRange, Stride, SymlogPlace, Temperature, place_in_patches,
 };
 pub use optim::Adam;
 pub use params::{Init, Param, ParamSpec, Params, ParamsBuilder};

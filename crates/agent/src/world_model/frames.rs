@@ -4,7 +4,7 @@
 //! passed once per frame. Given what came before, its tokens are then drawn independently of each other or, in order, each from what the pass says of its
 //! place and a sum over the tokens before it.
 
-use engine::{Activation, Error, FrameDraw, Init, Param, Params, Result, Tape, Tensor};
+use engine::{Activation, Error, FrameDraw, Init, Param, Params, Result, Tape, Tensor, place_in_patches};
 
 use crate::layers::{Builder, Linear, Norm};
 use crate::{Draws, TokenizerConfig, WorldModelConfig};
@@ -103,9 +103,7 @@ impl Frames {
 
     /// Where token number `token` of a frame stands patch by patch.
     pub fn place(&self, token: usize) -> usize {
-        let (y, x, p) = (token / self.grid, token % self.grid, self.patch);
-        let patch = y / p * (self.grid / p) + x / p;
-        patch * self.each() + y % p * p + x % p
+        place_in_patches(token, self.grid, self.patch)
     }
 
     /// Which of a frame's predictions is of token number `token`.

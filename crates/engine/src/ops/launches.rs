@@ -88,6 +88,7 @@ pub(super) fn scatter(
     width: usize,
 ) -> Result<(Block, usize)> {
     let rows = indices.len();
+    // A block reads all indices of its part, one after the other: a small table has no other blocks that could share the work.
     let splits = rows.div_ceil(128).clamp(1, 16);
     let parts = tape.scratch(splits * entries * width)?;
     let grid = Grid { blocks: (entries, splits), ..Grid::blocks(1) };

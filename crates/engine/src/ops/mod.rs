@@ -44,7 +44,7 @@ pub use linear::Activation;
 pub use lstm::Lstm;
 pub use quantise::Quantised;
 pub use range::{MOST_RANGED, RunningRange};
-pub use raster::FrameDraw;
+pub use raster::{FrameDraw, place_in_patches};
 pub use symlog::SymlogPlace;
 
 use crate::{Result, Tape};

@@ -37,12 +37,10 @@ pub struct FrameDraw {
     pub patch: usize,
 }
 
-impl FrameDraw {
-    /// Where token k stands patch by patch.
-    fn place(&self, k: usize) -> usize {
-        let (y, x, p) = (k / self.side, k % self.side, self.patch);
-        ((y / p * (self.side / p) + x / p) * p + y % p) * p + x % p
-    }
+/// Where token k of a frame whose rows have `side` tokens stands if they lie patch by patch, with `patch` tokens of a patch in each direction.
+pub fn place_in_patches(k: usize, side: usize, patch: usize) -> usize {
+    let (y, x, p) = (k / side, k % side, patch);
+    ((y / p * (side / p) + x / p) * p + y % p) * p + x % p
 }
 
 /// Channels that are summed together.
@@ -169,7 +167,8 @@ impl Tape {
             let part = |token: u32, part: usize| &table[(token as usize * 3 + part) * width..][..width];
             sum.fill(0.0);
             for k in 0..tokens {
-                let (row, place) = (b * tokens + k, b * tokens + frame.place(k));
+                let (row, place) =
+                    (b * tokens + k, b * tokens + place_in_patches(k, frame.side, frame.patch));
                 active.copy_from_slice(&told[place * width..][..width]);
                 add(active, sum);
                 if !k.is_multiple_of(frame.side) {
