@@ -272,7 +272,7 @@ pub struct ForeseeArgs {
     #[command(flatten)]
     pub player: PlayerArgs,
 
-    /// Games, 1,000 steps of each.
+    /// Games, 1,000 steps of each; no more than stretches.
     #[arg(long, default_value_t = 4, value_parser = up_to(100_000))]
     pub games: usize,
 

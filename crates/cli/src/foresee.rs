@@ -27,11 +27,13 @@ pub fn run(args: ForeseeArgs) -> Result<()> {
     let PlayerArgs { run, temperature, seed, .. } = &args.player;
 
     let (mut found, mut used, mut batches) = (Foresight::default(), 0, 0);
-    let progress = Progress::new("games", args.games);
-    for number in 0..args.games {
+    // A game that no stretch is of need not be played.
+    let games = args.games.min(args.stretches);
+    let progress = Progress::new("games", games);
+    for number in 0..games {
         let seed = seed.wrapping_add(number as u64);
         let episodes = Stretch::play_episodes(&device, &agent, &game, *temperature, seed, PLAYED)?;
-        let share = |games: usize| args.stretches * games / args.games;
+        let share = |number: usize| args.stretches * number / games;
         let starts = spread(&episodes, context, share(number + 1) - share(number));
         let stretches: Vec<Stretch> =
             starts.iter().map(|(episode, start)| episode.from(*start, context + steps, 0)).collect();
@@ -55,7 +57,7 @@ pub fn run(args: ForeseeArgs) -> Result<()> {
         "{}, {} of {}: {} given, {} dreamt with the actions that were taken",
         game.name,
         if used == 1 { "1 stretch".into() } else { format!("{used} stretches") },
-        counted(args.games, "game"),
+        counted(games, "game"),
         counted(context, "frame"),
         counted(steps, "step")
     );
