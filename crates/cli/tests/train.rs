@@ -369,9 +369,9 @@ fn a_game_of_ones_own_is_trained_like_the_others() {
         std::path::Path::new(env!("CARGO_BIN_EXE_iris")).with_file_name("examples").join("own_game");
     if !example.exists() {
         // Only this file's tests were asked for.
-        let build =
-            std::process::Command::new(env!("CARGO")).args(["build", "--example", "own_game"]).status();
-        assert!(build.unwrap().success());
+        let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
+        let build = ["build", "--example", "own_game", "--profile", profile];
+        assert!(std::process::Command::new(env!("CARGO")).args(build).status().unwrap().success());
     }
     let scratch = Scratch::new("own");
     let run = scratch.0.join("run");
