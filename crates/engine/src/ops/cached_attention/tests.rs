@@ -14,6 +14,7 @@ fn any_portions_equal_the_whole_sequence() -> Result<()> {
     for (i, input) in inputs.iter().enumerate() {
         input.write(&values(batch * time * width, i))?;
     }
+    let limit = if device.float_size() == 2 { 2e-2 } else { 1e-5 };
     let mut stepper = Stepper::new(&device, Key::new(0, 0));
     let whole = stepper.run(|tape| -> Result<Vec<f32>> {
         let [q, k, v] = [tape.buffer(&inputs[0])?, tape.buffer(&inputs[1])?, tape.buffer(&inputs[2])?];
@@ -36,7 +37,7 @@ fn any_portions_equal_the_whole_sequence() -> Result<()> {
             for (i, got) in part.chunks_exact(width).enumerate() {
                 let at = (i / tokens * time + start + i % tokens) * width;
                 for (g, w) in got.iter().zip(&whole[at..]) {
-                    assert!((g - w).abs() < 1e-5, "{g} against {w}");
+                    assert!((g - w).abs() < limit, "{g} against {w}");
                 }
             }
             start += tokens;
