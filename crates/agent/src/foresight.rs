@@ -232,7 +232,7 @@ mod tests {
     use super::*;
     use crate::fuzzing::tiny_agent;
     use crate::picture::Cell;
-    use crate::{AgentConfig, WorldModelKind};
+    use crate::{Acting, AgentConfig, Rollout, WorldModelKind};
 
     /// Of both kinds, with a memory of four steps; the second is always shown a step before those it dreams from.
     fn agents(device: &Device) -> Result<[Agent; 2]> {
@@ -310,6 +310,41 @@ mod tests {
             assert_eq!((two.dreams, two.rewards.came), (2 * one.dreams, 2 * one.rewards.came));
             assert_eq!(two.rewards.recall(), one.rewards.recall());
         }
+        Ok(())
+    }
+
+    /// Dreams are those that pictures show: the same frames are given, and the same actions taken.
+    #[test]
+    fn dreams_are_those_of_rollouts() -> Result<()> {
+        let device = Device::under_test(1)?;
+        let mut compared = 0;
+        for agent in agents(&device)? {
+            let before = Foresight::usual_context(&agent) - 1;
+            for number in 0..20 {
+                let key = Key::new(number, 0);
+                let mut played = stretch(&agent, 0..5);
+                let taken = |t: usize| (number as usize >> t) % 2;
+                played.actions = (0..5).map(taken).collect();
+                let found = Foresight::measure(&device, &agent, std::slice::from_ref(&played), (2, 3), key)?;
+                // What the world model sees at once comes before the start.
+                let start = Stretch { before, ..played.clone() };
+                let rollout =
+                    Rollout { device: &device, agent: &agent, burn_in: 0, context: Some(2 - before) };
+                let acting = Acting::Given(&played.actions[1..4]);
+                let dreamt = rollout.dreams(&[start], 5 - before, acting, key, |_| {})?.remove(0);
+                for (i, step) in found.steps.iter().enumerate().filter(|(_, step)| step.dreams == 1) {
+                    let cell = &dreamt.cells[1 - before + i];
+                    assert_eq!(step.rewards.dreamt == 1, cell.reward != 0.0, "{number} {i}");
+                    assert_eq!(step.ends.dreamt == 1, cell.end, "{number} {i}");
+                    if step.frames == 1 {
+                        let next = &dreamt.cells[2 - before + i].frame;
+                        assert_eq!(step.error, apart(next, &played.cells[2 + i].frame), "{number} {i}");
+                        compared += 1;
+                    }
+                }
+            }
+        }
+        assert!(compared > 20, "{compared}");
         Ok(())
     }
 

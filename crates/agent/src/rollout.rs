@@ -28,11 +28,7 @@ impl Stretch {
         seed: u64,
         steps: usize,
     ) -> Result<Stretch, PlayError> {
-        let size = agent.config.tokenizer.frame_size;
-        let mut env = game.make(Purpose::Evaluate, size)?;
-        let mut player = Player::new(device, agent, 1)?;
-        let seed = evaluation_seed(seed);
-        player.set_key(Key::new(seed, 1));
+        let (mut env, mut player, seed) = seated(device, agent, game, Purpose::Evaluate, seed)?;
         env.reset(episode_seed(seed, 0))?;
         let mut played = Stretch::default();
         while played.cells.len() < steps && played.cells.last().is_none_or(|cell| !cell.end) {
@@ -50,11 +46,7 @@ impl Stretch {
         seed: u64,
         steps: usize,
     ) -> Result<Vec<Stretch>, PlayError> {
-        let size = agent.config.tokenizer.frame_size;
-        let mut env = game.make(Purpose::Train, size)?;
-        let mut player = Player::new(device, agent, 1)?;
-        let seed = evaluation_seed(seed);
-        player.set_key(Key::new(seed, 1));
+        let (mut env, mut player, seed) = seated(device, agent, game, Purpose::Train, seed)?;
         let mut episodes: Vec<Stretch> = Vec::new();
         for _ in 0..steps {
             if episodes.last().is_none_or(|episode| episode.cells.last().is_some_and(|cell| cell.end)) {
@@ -114,6 +106,21 @@ impl Stretch {
         let mark = |(i, cell): (usize, &Cell)| Cell { given: i < context, ..cell.clone() };
         self.followed().0.iter().enumerate().map(mark).collect()
     }
+}
+
+/// A game, who plays it, and the seed of its episodes: none that a run with this seed collects.
+fn seated(
+    device: &Device,
+    agent: &Agent,
+    game: &Game,
+    purpose: Purpose,
+    seed: u64,
+) -> Result<(Box<dyn Env>, Player, u64), PlayError> {
+    let env = game.make(purpose, agent.config.tokenizer.frame_size)?;
+    let mut player = Player::new(device, agent, 1)?;
+    let seed = evaluation_seed(seed);
+    player.set_key(Key::new(seed, 1));
+    Ok((env, player, seed))
 }
 
 /// A dream and what was done in it, one of each for every step.

@@ -288,7 +288,7 @@ pub struct ForeseeArgs {
     #[arg(long, value_parser = up_to(1000))]
     pub steps: Option<usize>,
 
-    /// Print one line of JSON.
+    /// Print one line of JSON with the same numbers: recall is the share that was foreseen, precision the share that is true.
     #[arg(long)]
     pub json: bool,
 }

@@ -129,9 +129,10 @@ extern "C" __global__ void cache_attention(View out, View q, View keys, View val
 }
 
 // cache_append and cache_attention in one, in bf16, for heads of 64 and several new tokens: a block per head, sequence and BLOCK_ROWS of them. Rows of new
-// queries, keys and values begin every `stride` numbers; new keys and values are read there, so that no block waits for the cache. Its four warps share the keys, 16 at
-// a time, and no warp shares values with another, so they come straight from memory: 16 bytes per lane. A product may take its inputs in any order, so
-// that a lane's eight channels are two of each step of the product with the keys, and one of each column group of the product with the values.
+// queries, keys and values begin every `stride` numbers; new keys and values are read there, so that no block waits for the cache.
+// The four warps of a block share the keys, 16 at a time, and no warp shares values with another, so they come straight from memory: 16 bytes per lane.
+// A product may take its inputs in any order, so that a lane's eight channels are two of each step of the product with the keys, and one of each column
+// group of the product with the values. Three blocks fit a multiprocessor.
 #define BLOCK_ROWS 32
 #define BLOCK_WARPS 4
 // Floats from a row of shares to the next.

@@ -4,6 +4,25 @@ use super::*;
 use crate::testing::{constant, values};
 use crate::{Activation, Key, Stepper};
 
+/// Results [B, tokens, width] of new tokens are those from `start` on of whole sequences [B, time, width].
+fn assert_part(
+    part: &[f32],
+    whole: &[f32],
+    (time, width): (usize, usize),
+    (start, tokens): (usize, usize),
+    limit: f32,
+) {
+    for (i, got) in part.chunks_exact(width).enumerate() {
+        let at = (i / tokens * time + start + i % tokens) * width;
+        for (g, w) in got.iter().zip(&whole[at..]) {
+            assert!(
+                (g - w).abs() < limit,
+                "{g} against {w}: row {i} of {tokens} tokens from {start} on, width {width}"
+            );
+        }
+    }
+}
+
 /// Appending tokens in any portions gives what attention over the whole sequence gives.
 #[test]
 fn any_portions_equal_the_whole_sequence() -> Result<()> {
@@ -34,12 +53,7 @@ fn any_portions_equal_the_whole_sequence() -> Result<()> {
                 let out = tape.cached_attention(q?, k?, v?, &cache, 1, start)?;
                 tape.read(out)
             })?;
-            for (i, got) in part.chunks_exact(width).enumerate() {
-                let at = (i / tokens * time + start + i % tokens) * width;
-                for (g, w) in got.iter().zip(&whole[at..]) {
-                    assert!((g - w).abs() < limit, "{g} against {w}");
-                }
-            }
+            assert_part(&part, &whole, (time, width), (start, tokens), limit);
             start += tokens;
         }
     }
@@ -84,12 +98,7 @@ fn blocks_equal_the_whole_sequence() -> Result<()> {
                     tape.read(out)
                 })?;
                 let limit = if device.float_size() == 2 { 2e-2 } else { 1e-5 };
-                for (i, got) in part.chunks_exact(width).enumerate() {
-                    let at = (i / tokens * time + start + i % tokens) * width;
-                    for (g, w) in got.iter().zip(&whole[at..]) {
-                        assert!((g - w).abs() < limit, "{g} against {w}: {d} {block} {start} {i}");
-                    }
-                }
+                assert_part(&part, &whole, (time, width), (start, tokens), limit);
                 start += tokens;
             }
         }
@@ -134,12 +143,7 @@ fn new_tokens_attend_to_themselves_and_the_cache() -> Result<()> {
                 let out = tape.cached_self_attention(x, layers, &cache, 1, start)?;
                 tape.read(out)
             })?;
-            for (i, got) in part.chunks_exact(width).enumerate() {
-                let at = (i / tokens * time + start + i % tokens) * width;
-                for (g, w) in got.iter().zip(&whole[at..]) {
-                    assert!((g - w).abs() < limit, "{g} against {w}: {d} {block} {start} {i}");
-                }
-            }
+            assert_part(&part, &whole, (time, width), (start, tokens), limit);
             start += tokens;
         }
     }
